@@ -1,0 +1,24 @@
+"""The top-level intervals of a run, one after the other without a gap."""
+
+from __future__ import annotations
+
+from orchestrator.clock import Clock
+from orchestrator.records import Span
+
+
+class Timeline:
+    """Each `mark` names what went on since the mark before; the first since the clock's zero."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.spans: list[Span] = []
+        self._since = 0.0
+
+    def mark(self, name: str) -> None:
+        now = self.clock.now()
+        self.spans.append(Span(name=name, start_s=self._since, wall_s=now - self._since))
+        self._since = now
+
+    def skip(self) -> None:
+        """What went on since the last mark is recorded elsewhere (stages)."""
+        self._since = self.clock.now()
