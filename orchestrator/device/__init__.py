@@ -1,0 +1,1 @@
+"""Hardware behind one small protocol. Only `cuda` knows torch.cuda."""

@@ -1,0 +1,1 @@
+"""Arithmetic over bytes: readings, accounts, budgets. Knows nothing of models."""

@@ -1,0 +1,71 @@
+"""One reading of a device's memory, and the peak of a piece of work above where it started."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+Source = Literal["nvml_process", "device_delta", "rss", "planned"]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Bytes at one moment.
+
+    Attributes:
+        total_bytes: of the device, for everybody.
+        free_bytes: of the device, for anybody.
+        ours_bytes: what this process holds, by `source`.
+        allocated_bytes: live tensors of the allocator.
+        reserved_bytes: what the allocator took from the device: live tensors and its own free blocks.
+        peak_bytes: the highest `allocated_bytes` since the peak was last reset.
+    """
+
+    total_bytes: int
+    free_bytes: int
+    ours_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+    peak_bytes: int
+    source: Source
+
+    @property
+    def others_bytes(self) -> int:
+        """What is neither free nor ours: other processes."""
+        return max(0, self.total_bytes - self.free_bytes - self.ours_bytes)
+
+
+class MemorySource(Protocol):
+    """What can be read and have its peak reset: a device."""
+
+    def snapshot(self) -> Snapshot: ...
+
+    def reset_peak(self) -> None: ...
+
+    def empty_cache(self) -> None: ...
+
+
+@dataclass
+class Peak:
+    """What a piece of work took above its start (`above_bytes`) and left behind (`kept_bytes`)."""
+
+    above_bytes: int = 0
+    kept_bytes: int = 0
+
+
+@contextmanager
+def peak_of(source: MemorySource) -> Iterator[Peak]:
+    """Measure the work inside the block. Empties the allocator first: a block that it kept from earlier work would
+    hide a peak where only the process's size can be read (a CPU)."""
+    source.empty_cache()
+    source.reset_peak()
+    before = source.snapshot().allocated_bytes
+    peak = Peak()
+    try:
+        yield peak
+    finally:
+        after = source.snapshot()
+        peak.above_bytes = max(0, after.peak_bytes - before)
+        peak.kept_bytes = max(0, after.allocated_bytes - before)

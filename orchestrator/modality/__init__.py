@@ -1,0 +1,1 @@
+"""What media cost: profilers per family, and the arithmetic of the encoder budget."""
