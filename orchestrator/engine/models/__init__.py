@@ -1,0 +1,1 @@
+"""Models that the project makes itself, as folders like any other."""

@@ -1,0 +1,1 @@
+"""How a checkpoint reaches the device."""

@@ -1,0 +1,179 @@
+"""What every way of filling a model needs: allocate once, restore what no checkpoint holds, check the result."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol, cast
+
+import torch
+from transformers.core_model_loading import build_glob_alternation
+
+from orchestrator.checkpoint import Checkpoint
+from orchestrator.errors import CheckpointError
+from orchestrator.events import Progress
+
+_SHOWN = 5
+_MOVED_BUFFERS = (r"rotary_emb\.inv_freq$", r"(^|\.)position_ids$")
+"""Buffers that older checkpoints hold and the models now compute."""
+
+
+class WeightsLoader(Protocol):
+    """Fills a model that was built on the meta device."""
+
+    def load(
+        self,
+        model: torch.nn.Module,
+        checkpoint: Checkpoint,
+        *,
+        device: str,
+        dtype: torch.dtype,
+        seed: int,
+        progress: Progress,
+    ) -> int:
+        """Put every parameter and buffer of `model` on `device`, tied where the model ties, in evaluation mode.
+
+        Args:
+            model: a transformers `PreTrainedModel` on the meta device, built in `dtype`.
+            checkpoint: where the weights are.
+            device: as torch names it.
+            dtype: the element type that the model was built in; parts that the model keeps in float32 stay so.
+            seed: for loaders that make weights.
+            progress: advanced in bytes, `checkpoint.total_bytes` in all; without files, `model_bytes(model)`.
+
+        Returns:
+            The number of files read.
+
+        Raises:
+            CheckpointError: names the tensors that are missing, unused, cut off or of another shape.
+        """
+
+
+def model_bytes(model: torch.nn.Module) -> int:
+    """Bytes of parameters and buffers, tied ones once; works on the meta device."""
+    return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+
+
+def tie(model: torch.nn.Module) -> None:
+    """Make tied names one tensor, as the model's configuration says; on the meta device it costs nothing."""
+    cast(Any, model).tie_weights(recompute_mapping=False)
+
+
+def allocate(model: torch.nn.Module, device: str, dtype: torch.dtype) -> None:
+    """Replace what is on the meta device: parameters by uninitialised memory, buffers by zeros.
+
+    Tensors that are shared stay shared, so that tied weights are never allocated twice.
+    """
+    element_type = _element_types(model, dtype)
+    # The old tensors stay in here until the end: a freed one's id could be given to another.
+    made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+    for prefix, module in model.named_modules():
+        for name, old in _own_tensors(module):
+            if id(old) not in made:
+                full_name = f"{prefix}.{name}" if prefix else name
+                made[id(old)] = (old, _on_device(old, device, element_type(full_name) or old.dtype))
+            new = made[id(old)][1]
+            if isinstance(new, torch.nn.Parameter):
+                module._parameters[name] = new
+            else:
+                module._buffers[name] = new
+
+
+def _own_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    for tensors in (module._parameters, module._buffers):
+        for name, tensor in list(tensors.items()):
+            if tensor is not None:
+                yield name, tensor
+
+
+def _on_device(old: torch.Tensor, device: str, dtype: torch.dtype) -> torch.Tensor:
+    if isinstance(old, torch.nn.Parameter):
+        return torch.nn.Parameter(torch.empty(old.shape, dtype=dtype, device=device), requires_grad=False)
+    return torch.zeros(old.shape, dtype=old.dtype, device=device) if old.is_meta else old.to(device)
+
+
+def _element_types(model: torch.nn.Module, dtype: torch.dtype) -> Callable[[str], torch.dtype | None]:
+    """A function from a parameter's name to the type that the model insists on for it, or None."""
+    plan: dict[str, torch.dtype] = cast(Any, model)._get_dtype_plan(dtype)
+    pattern, group_names, _ = build_glob_alternation(list(plan))
+
+    def element_type(name: str) -> torch.dtype | None:
+        match = pattern.search(name) if plan else None
+        return plan[group_names[match.lastgroup or ""]] if match else None
+
+    return element_type
+
+
+@torch.no_grad()
+def finish(model: torch.nn.Module, filled: Iterable[torch.Tensor]) -> None:
+    """Compute what no checkpoint holds, by the model's own initialisation, and check that nothing was forgotten.
+
+    Rotary frequencies, position ids and the like are buffers outside the state dict. transformers computes them in
+    `_init_weights`, which leaves alone whatever is marked as filled; this is how `from_pretrained` restores them too.
+
+    Raises:
+        CheckpointError: a tensor is still on the meta device; names it.
+    """
+    for tensor in filled:
+        cast(Any, tensor)._is_hf_initialized = True
+    cast(Any, model).initialize_weights()
+    model.eval()
+    if left := sorted(_on_meta(model)):
+        raise CheckpointError(
+            f"{type(model).__name__}: no memory was given to {listed(left)}; this model cannot be loaded"
+        )
+
+
+def _on_meta(model: torch.nn.Module) -> Iterator[str]:
+    for prefix, module in model.named_modules():
+        for name, value in (*_own_tensors(module), *vars(module).items()):
+            if isinstance(value, torch.Tensor) and value.is_meta:
+                yield f"{prefix}.{name}" if prefix else name
+
+
+def refuse_leftovers(model: torch.nn.Module, checkpoint: Checkpoint, missing: list[str], unused: list[str]) -> None:
+    """Refuse a checkpoint that is not this model's, but for what the model says may be absent or left over.
+
+    Args:
+        missing: names in the model that the checkpoint does not fill.
+        unused: names in the checkpoint, as the model would call them, that the model does not have.
+    """
+    own = cast(Any, model)
+    missing = _without(missing, own._keys_to_ignore_on_load_missing or ())
+    unused = _without(unused, (*(own._keys_to_ignore_on_load_unexpected or ()), *_MOVED_BUFFERS))
+    if not missing and not unused:
+        return
+    parts = []
+    if missing:
+        parts.append(f"{len(missing)} of the model's tensors are not in it: {listed(missing, near=unused)}")
+    if unused:
+        parts.append(
+            f"{len(unused)} of its tensors are not in the model: {listed(unused, near=list(model.state_dict()))}"
+        )
+    raise CheckpointError(
+        f"{checkpoint.folder}: does not fit {type(model).__name__}: {'; '.join(parts)}; give the checkpoint that "
+        "belongs to this config.json"
+    )
+
+
+def _without(names: list[str], patterns: Iterable[str]) -> list[str]:
+    return [name for name in names if not any(re.search(pattern, name) for pattern in patterns)]
+
+
+def listed(names: list[str], near: list[str] | None = None) -> str:
+    """The first few names, each with the closest of `near` if there is one, and how many more there are."""
+    shown = []
+    for name in names[:_SHOWN]:
+        close = difflib.get_close_matches(name, near or (), n=1, cutoff=0.8)
+        shown.append(f"{name} (close to {close[0]})" if close else name)
+    more = len(names) - _SHOWN
+    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
+
+
+def shape_error(checkpoint: Checkpoint, name: str, found: Iterable[int], wanted: Iterable[int]) -> CheckpointError:
+    """A tensor of another shape than the model's, as an error to raise."""
+    return CheckpointError(
+        f"{checkpoint.folder}: the tensor '{name}' has the shape {list(found)} and the model needs {list(wanted)}; "
+        "give the checkpoint that belongs to this config.json"
+    )

@@ -1,0 +1,139 @@
+"""From a model's name or path to a folder on this machine: one the project makes, one that is there, one from a hub."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from orchestrator.config import ModelConfig
+from orchestrator.errors import CheckpointError, ConfigError, near_miss
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_SMALL_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
+_IGNORED_FILES = ["*/*", "consolidated*", "*.bin.index.json"]
+_INSTEAD = "give model.path=/a/folder that holds the model"
+
+
+class ModelMaker(Protocol):
+    """What writes a model folder without a hub."""
+
+    @property
+    def version(self) -> int:
+        """Raised whenever the bytes that `make` writes change."""
+
+    def make(self, folder: Path) -> None: ...
+
+
+def find_folder(model: ModelConfig, *, make: Callable[[str], ModelMaker], cache_dir: Path) -> Path:
+    """The folder of a model. `make(name)` gives the maker of that name.
+
+    Raises:
+        UserError: there is no such folder, hub id or maker, or the cache cannot be written.
+    """
+    if model.path is None:
+        return _made(model.name, make(model.name), cache_dir)
+    folder = Path(model.path).expanduser()
+    if folder.is_dir():
+        return folder.resolve()
+    if folder.exists():
+        raise ConfigError.of("model.path", f"is a file; give its folder, {folder.parent}", model.path)
+    if HUB_ID.fullmatch(model.path):
+        return _from_hub(model.path, model)
+    raise ConfigError.of("model.path", f"there is no such folder{_near(folder)}", model.path)
+
+
+def _near(folder: Path) -> str:
+    """What the parent folder has instead."""
+    if not folder.parent.is_dir():
+        return "; a hub id has the form org/name"
+    found = near_miss(folder.name, [path.name for path in folder.parent.iterdir() if path.is_dir()])
+    return f"; {found}" if found.startswith("did you mean") else f"; {_INSTEAD}"
+
+
+def _made(name: str, maker: ModelMaker, cache_dir: Path) -> Path:
+    kind = type(maker)
+    identity = hashlib.sha256(f"{kind.__module__}.{kind.__qualname__}:{maker.version}".encode()).hexdigest()
+    target = cache_dir.expanduser().absolute() / "models" / f"{name}-{identity[:12]}"
+    if target.is_dir():
+        return target
+    from safetensors import SafetensorError
+
+    try:
+        _make_once(maker, target)
+    # safetensors wraps what the operating system says about a full disk.
+    except (OSError, SafetensorError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError.of(
+            "cache.dir",
+            f"the model '{name}' cannot be written there ({why}); give a folder that is writable and has room",
+            cache_dir,
+        ) from error
+    return target
+
+
+def _make_once(maker: ModelMaker, target: Path) -> None:
+    """Write to a temporary folder, then rename it: whoever looks sees all of it or nothing."""
+    from filelock import FileLock
+
+    models = target.parent
+    models.mkdir(parents=True, exist_ok=True)
+    prefix = f".{target.name}."
+    with FileLock(models / f"{target.name}.lock"):
+        if target.is_dir():
+            return
+        for left_by_a_killed_process in models.glob(f"{prefix}*"):
+            shutil.rmtree(left_by_a_killed_process, ignore_errors=True)
+        temporary = Path(tempfile.mkdtemp(prefix=prefix, dir=models))
+        try:
+            maker.make(temporary)
+            temporary.chmod(0o755)
+            temporary.replace(target)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+
+
+def _from_hub(hub_id: str, model: ModelConfig) -> Path:
+    """The local copy of a hub's model; only the files that a start reads are downloaded."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+
+    patterns = _SMALL_FILES + (["*.safetensors"] if model.load_format == "auto" else [])
+    try:
+        return Path(
+            snapshot_download(hub_id, revision=model.revision, allow_patterns=patterns, ignore_patterns=_IGNORED_FILES)
+        )
+    except GatedRepoError:
+        reason = "the hub asks for a licence and a login first; accept it there and run `hf auth login`"
+    except RevisionNotFoundError:
+        raise ConfigError.of("model.revision", f"the hub's {hub_id} has no such revision", model.revision) from None
+    except RepositoryNotFoundError:
+        reason = f"there is no such folder, and the hub knows no such model{_near(Path(hub_id))}"
+    # Everything else (offline, no copy yet, a broken connection, a proxy's answer) means one thing to the user.
+    except Exception as error:
+        reason = f"there is no such folder, and the hub's model could not be fetched ({type(error).__name__})"
+    raise ConfigError.of(
+        "model.path",
+        f"{reason}; download it first where there is a network (`hf download {hub_id}`), or {_INSTEAD}",
+        hub_id,
+    )
+
+
+def refuse_missing_weights(folder: Path) -> CheckpointError:
+    """Why a folder has no weights that could be read, as an error to raise."""
+    if any(folder.glob("*.gguf")):
+        return CheckpointError(f"{folder}: holds GGUF files, which are not read; give the model in safetensors files")
+    pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
+    if pickled:
+        return CheckpointError(
+            f"{folder}: holds its weights only as pickles ({pickled[0]}), which are not read; convert it once with "
+            "transformers (from_pretrained, then save_pretrained to a new folder) or give model.load_format=dummy"
+        )
+    return CheckpointError(
+        f"{folder}: holds no safetensors files; copy or download the weights, or give model.load_format=dummy"
+    )
