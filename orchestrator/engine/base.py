@@ -1,0 +1,144 @@
+"""What stages ask of an engine, and what goes in and comes out of one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from orchestrator.events import Events
+from orchestrator.memory.budget import kv_bytes_per_token
+from orchestrator.modality.base import DummyBatch, MediaInputs
+
+
+@dataclass(frozen=True)
+class Media:
+    """One item of a prompt: for an image, `data` is a PIL image."""
+
+    modality: str
+    data: Any
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt. With `chat` the model's chat template is put around it, media first; without, `text` is taken as it is
+    and must hold a placeholder for each item."""
+
+    request_id: str
+    text: str
+    media: tuple[Media, ...] = ()
+    max_tokens: int = 16
+    ignore_eos: bool = False
+    chat: bool = True
+
+
+@dataclass
+class Output:
+    """What became of a request. `logprobs` are natural logarithms of the chosen tokens' probabilities.
+
+    `finish_reason`: `stop`, `length` or `error`; then `error` says what was wrong with this request alone.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    token_ids: list[int]
+    logprobs: list[float]
+    text: str = ""
+    finish_reason: str = ""
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class KVSpec:
+    """The shape of one token in the KV cache."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: str
+    dtype_bytes: int
+
+    def bytes_per_block(self, block_size: int) -> int:
+        return block_size * kv_bytes_per_token(
+            num_layers=self.num_layers,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            dtype_bytes=self.dtype_bytes,
+        )
+
+
+@dataclass(frozen=True)
+class WeightsReport:
+    """What was loaded: bytes on the device, parameters, and how it came there."""
+
+    bytes: int
+    parameters: int
+    files: int
+    loader: str
+    dtype: str
+
+
+@dataclass(frozen=True)
+class CapturedGraph:
+    size: int
+    seconds: float
+    bytes: int
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """A model on a device. Methods are called in the order of the pipeline; none is called twice unless it says so."""
+
+    kv_spec: KVSpec
+    max_model_len: int
+    """Tokens of the longest sequence, resolved against the model."""
+    processor: Any
+    """The model's Hugging Face processor; the tokenizer for a model without media."""
+    model_config: Any
+    """The model's transformers configuration."""
+    processor_identity: str
+    """A fingerprint of the files that decide what the processor makes of a prompt."""
+
+    def load(self, events: Events) -> WeightsReport:
+        """Read the checkpoint and put the weights on the device."""
+
+    def modalities(self) -> tuple[str, ...]:
+        """What this model can take, whatever the limits say."""
+
+    def media_inputs(self, media: Media) -> MediaInputs:
+        """One item through the model's processor, on the host. May be called at any time."""
+
+    def reserve_encoder_cache(self, tokens: int) -> int:
+        """Take the memory that keeps encoder outputs; its bytes."""
+
+    def encode_dummy(self, batch: DummyBatch, items: dict[str, int]) -> None:
+        """Encode so many copies of each item in one step and keep the outputs as the encoder cache keeps them."""
+
+    def dummy_step(self, num_tokens: int, context: int) -> None:
+        """The language model on `num_tokens` new tokens after `context` tokens in the cache, in sequences of at most
+        `max_model_len`, on a cache of which only the padding block exists. Leaves nothing."""
+
+    def dummy_logits(self, num_rows: int) -> None:
+        """Logits and sampling for `num_rows` sequences. Leaves nothing."""
+
+    def capture(self, sizes: Sequence[int]) -> list[CapturedGraph]:
+        """Capture one decode graph a batch size. May be called again."""
+
+    def allocate_kv(self, num_blocks: int, block_size: int) -> int:
+        """Make the KV cache of `num_blocks` usable blocks and the padding block; its bytes."""
+
+    def generate(self, requests: Sequence[Request]) -> list[Output]:
+        """Serve requests together, each to its end; outputs in the order of the requests. May be called again."""
+
+    def oracle_logprobs(self, request: Request, output: Output) -> tuple[list[float], list[float]]:
+        """For each token of `output`, by the model's own forward pass without our cache, attention and scheduler: the
+        log-probability of that token, and of the likeliest one."""
+
+    def clear_caches(self) -> None:
+        """Empty every cache of prompts and media. May be called again."""
+
+    def held(self) -> dict[str, int]:
+        """What the caches hold now, in items, by name."""
+
+    def close(self) -> None:
+        """Give back everything. May be called at any time and again."""

@@ -1,0 +1,148 @@
+"""From a checkpoint to a model on the device, with its configuration, processor and the tokens that end a text."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from orchestrator.checkpoint import Checkpoint
+from orchestrator.config import Config
+from orchestrator.engine.attention.base import AttentionBackend
+from orchestrator.engine.options import apply_options
+from orchestrator.engine.weights.base import WeightsLoader, model_bytes
+from orchestrator.errors import CheckpointError, ConfigError
+from orchestrator.events import Events
+
+_PROCESSOR_SUFFIXES = frozenset({".json", ".jinja", ".model", ".txt"})
+
+
+@dataclass(frozen=True)
+class Description:
+    """A model before it has weights."""
+
+    config: Any
+    model_class: Any
+    processor: Any
+    dtype: torch.dtype
+    eos_ids: frozenset[int]
+
+    @property
+    def dtype_name(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
+
+def describe(checkpoint: Checkpoint, config: Config) -> Description:
+    """Read a model folder's small files.
+
+    Raises:
+        CheckpointError: transformers has no class for the model, or cannot read its processor.
+        ConfigError: processor options that do not exist.
+    """
+    folder = checkpoint.folder
+    trust = config.model.trust_remote_code
+    try:
+        model_config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trust)
+        processor: Any = transformers.AutoProcessor.from_pretrained(folder, trust_remote_code=trust)  # type: ignore[no-untyped-call]
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise CheckpointError(f"{folder}: transformers cannot read it: {_first_line(error)}") from error
+    apply_options(processor, config.mm.processor_kwargs)
+    name = config.model.dtype if config.model.dtype != "auto" else checkpoint.dtype
+    return Description(
+        config=model_config,
+        model_class=_model_class(model_config, folder),
+        processor=processor,
+        dtype=getattr(torch, name),
+        eos_ids=_eos_ids(folder, model_config, getattr(processor, "tokenizer", processor)),
+    )
+
+
+def on_meta(description: Description) -> Any:
+    """The model with shapes and no bytes."""
+    with torch.device("meta"):
+        model = description.model_class._from_config(
+            description.config, dtype=description.dtype, attn_implementation="sdpa"
+        )
+    return model.requires_grad_(False).eval()
+
+
+def fill(
+    model: Any,
+    found: Checkpoint,
+    what: Description,
+    config: Config,
+    resolve: Callable[[str, str], Any],
+    torch_device: str,
+    events: Events,
+) -> tuple[str, int]:
+    """Put weights into a model on meta; the loader's name and the number of files it read."""
+    made = config.model.load_format == "dummy"
+    name = config.weights.loader
+    if name == "auto":
+        name = "dummy" if made else "safetensors"
+    loader: WeightsLoader = resolve("loaders", name)()
+    with events.progress("load_weights", model_bytes(model) if made else found.total_bytes, "B") as progress:
+        files = loader.load(
+            model, found, device=torch_device, dtype=what.dtype, seed=config.run.seed, progress=progress
+        )
+    return name, files
+
+
+def processor_identity(folder: Path, options: dict[str, Any]) -> str:
+    """A fingerprint of the files that decide what the processor makes of a prompt, and of its options."""
+    digest = hashlib.sha256(json.dumps(options, sort_keys=True, default=str).encode())
+    for path in sorted(folder.iterdir()):
+        if path.suffix in _PROCESSOR_SUFFIXES and not path.name.endswith(".index.json"):
+            digest.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def attention_backend(
+    name: str, resolve: Callable[[str, str], Any], *, device: str, dtype: str, head_size: int
+) -> AttentionBackend:
+    """The backend of that name; `auto` is the one that runs everywhere.
+
+    Raises:
+        ConfigError: it does not take this device, element type or head size.
+    """
+    cls: type[AttentionBackend] = resolve("attention", "reference" if name == "auto" else name)
+    refusal = cls.refusal(device, dtype, head_size)
+    if refusal:
+        raise ConfigError.of("engine.attention", f"{refusal}; auto would work", name)
+    return cls()
+
+
+def _model_class(config: Any, folder: Path) -> Any:
+    """By the configuration's architecture, else by what transformers maps its type to."""
+    for name in getattr(config, "architectures", None) or ():
+        found = getattr(transformers, name, None)
+        if found is not None:
+            return found
+    for auto in (transformers.AutoModelForImageTextToText, transformers.AutoModelForCausalLM):
+        if type(config) in auto._model_mapping:
+            return auto._model_mapping[type(config)]
+    raise CheckpointError(f"{folder}: transformers has no model of type '{config.model_type}' that generates text")
+
+
+def _eos_ids(folder: Path, config: Any, tokenizer: Any) -> frozenset[int]:
+    """Tokens that end a text: the generation settings', else the configuration's, else the tokenizer's."""
+    candidates: list[Any] = []
+    if (folder / "generation_config.json").is_file():
+        candidates.append(transformers.GenerationConfig.from_pretrained(folder).eos_token_id)
+    candidates += [
+        getattr(config, "eos_token_id", None),
+        getattr(config.get_text_config(), "eos_token_id", None),
+        tokenizer.eos_token_id,
+    ]
+    found: Any = next((ids for ids in candidates if ids is not None), [])
+    return frozenset(found if isinstance(found, list) else [found])
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

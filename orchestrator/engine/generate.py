@@ -1,0 +1,194 @@
+"""Who runs when: the scheduler, which makes steps of requests. Knows no tensors.
+
+A step first carries one token of every sequence that decodes, then chunks of prompts, oldest first, as far as
+`max_num_batched_tokens` goes. A sequence is admitted only when the pool has the blocks of its whole prompt and all it
+may generate, so none is ever preempted and none waits for blocks while it holds some. An encoder output stays from the
+chunk that first needs it until its last token is in the KV cache; a chunk that would need one more than there is room
+for ends just before it, so that those who hold room always go on and give it back. Same requests, same steps.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from orchestrator.engine.encoder_cache import EncoderIndex
+from orchestrator.engine.kv_cache import BlockPool, blocks_for
+from orchestrator.engine.step import Chunk, OpenRequest, Step, StepRecord
+from orchestrator.modality.base import MediaInputs
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What bounds a step and a sequence; all in tokens but `max_num_seqs`."""
+
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    encoder_compute_budget: int
+
+
+class Scheduler:
+    """First come, first served, over one block pool and one encoder cache."""
+
+    def __init__(self, limits: Limits, block_size: int, pool: BlockPool, encoder: EncoderIndex) -> None:
+        self._limits, self._block_size = limits, block_size
+        self._pool, self._encoder = pool, encoder
+        self._waiting: deque[OpenRequest] = deque()
+        self._running: list[OpenRequest] = []
+        self.records: list[StepRecord] = []
+
+    @property
+    def num_open(self) -> int:
+        """Sequences that are not finished."""
+        return len(self._waiting) + len(self._running)
+
+    def add(self, sequence: OpenRequest) -> None:
+        """Queue a sequence; one that can never be served is finished with its error at once."""
+        error = self._never(sequence)
+        if error is not None:
+            sequence.fail(error)
+        else:
+            self._waiting.append(sequence)
+
+    def _never(self, sequence: OpenRequest) -> str | None:
+        """Why a sequence cannot be served however long it waits."""
+        limits, prompt = self._limits, len(sequence.prompt)
+        if not prompt:
+            return "the prompt has no tokens"
+        if sequence.max_tokens < 1:
+            return f"max_tokens is {sequence.max_tokens}: it must be at least 1"
+        longest = prompt + sequence.max_tokens
+        if longest > limits.max_model_len:
+            return (
+                f"the prompt has {prompt} tokens and max_tokens is {sequence.max_tokens}: {longest} in all, "
+                f"and max_model_len is {limits.max_model_len}"
+            )
+        needed = blocks_for(longest, self._block_size)
+        if needed > self._pool.num_blocks:
+            return f"{longest} tokens take {needed} blocks of the KV cache, which has {self._pool.num_blocks}"
+        for item in sequence.items:
+            rows, modality = item.inputs.num_embeds, item.inputs.modality
+            if rows > self._encoder.capacity:
+                return f"one {modality} has {rows} encoder tokens, and the encoder cache holds {self._encoder.capacity}"
+            if rows > limits.encoder_compute_budget:
+                return f"one {modality} has {rows} encoder tokens, and a step encodes {limits.encoder_compute_budget}"
+        return None
+
+    def schedule(self) -> Step:
+        """The next step. Not empty while a sequence is open."""
+        plan = _Plan(self._limits.max_num_batched_tokens, self._limits.encoder_compute_budget)
+        for sequence in self._running:
+            if sequence.decodes:
+                self._continue(sequence, plan)
+        for sequence in self._running:
+            if not sequence.decodes:
+                self._continue(sequence, plan)
+        while self._waiting and plan.tokens_left and self._admit(self._waiting[0]):
+            sequence = self._waiting.popleft()
+            self._running.append(sequence)
+            self._continue(sequence, plan)
+        return Step(tuple(plan.chunks), tuple(plan.encode))
+
+    def _admit(self, sequence: OpenRequest) -> bool:
+        """Give a sequence all the blocks it can ever need, if there are so many."""
+        needed = blocks_for(len(sequence.prompt) + sequence.max_tokens, self._block_size)
+        if len(self._running) >= self._limits.max_num_seqs or needed > self._pool.num_free:
+            return False
+        sequence.blocks = self._pool.allocate(needed)
+        return True
+
+    def _continue(self, sequence: OpenRequest, plan: _Plan) -> None:
+        """Put as many of a sequence's next tokens into the step as there is room for."""
+        start = sequence.computed
+        stop = self._lock_items(sequence, start, min(sequence.num_tokens, start + plan.tokens_left), plan)
+        if stop > start:
+            plan.chunks.append(Chunk(sequence, start, stop))
+            plan.tokens_left -= stop - start
+
+    def _lock_items(self, sequence: OpenRequest, start: int, stop: int, plan: _Plan) -> int:
+        """Keep the items that positions `start` to `stop` need, encoding those that are not there; where the chunk must
+        end instead, if one of them has no room in this step."""
+        for index, item in enumerate(sequence.items):
+            if index in sequence.locked or item.stop <= start:
+                continue
+            if item.first >= stop:
+                break
+            key, rows = item.inputs.content_hash, item.inputs.num_embeds
+            if key not in self._encoder:
+                if rows > plan.encoder_left or not self._encoder.can_add(rows):
+                    return max(start, item.first)
+                self._encoder.add(key, rows)
+                plan.encode.append(item.inputs)
+                plan.encoder_left -= rows
+            self._encoder.acquire(key)
+            sequence.locked[index] = key
+        return stop
+
+    def complete(self, step: Step, sampled: Sequence[tuple[int, float]]) -> list[OpenRequest]:
+        """Note that a step has run. `sampled` has a token and its log-probability for each chunk that samples, in
+        order. Returns the sequences that it finished."""
+        self.records.append(StepRecord.of(step))
+        drawn = iter(sampled)
+        samples = [chunk.samples for chunk in step.chunks]
+        for chunk, last in zip(step.chunks, samples, strict=True):
+            chunk.sequence.computed = chunk.stop
+            self._let_go(chunk.sequence)
+            if last:
+                _append(chunk.sequence, *next(drawn))
+        finished = [chunk.sequence for chunk in step.chunks if chunk.sequence.finish_reason]
+        for sequence in finished:
+            self._drop(sequence)
+        return finished
+
+    def _let_go(self, sequence: OpenRequest, *, all_items: bool = False) -> None:
+        """Release the items whose last token is in the KV cache."""
+        for index, key in list(sequence.locked.items()):
+            if all_items or sequence.items[index].stop <= sequence.computed:
+                self._encoder.release(key)
+                del sequence.locked[index]
+
+    def _drop(self, sequence: OpenRequest) -> None:
+        self._running.remove(sequence)
+        self._pool.free(sequence.blocks)
+        sequence.blocks = []
+        self._let_go(sequence, all_items=True)
+
+    def abort(self) -> None:
+        """Give back what every open sequence holds; none of them is finished."""
+        self._waiting.clear()
+        for sequence in list(self._running):
+            self._drop(sequence)
+
+
+@dataclass
+class _Plan:
+    """A step while it is made."""
+
+    tokens_left: int
+    encoder_left: int
+    chunks: list[Chunk] = field(default_factory=list)
+    encode: list[MediaInputs] = field(default_factory=list)
+
+
+def _append(sequence: OpenRequest, token: int, logprob: float) -> None:
+    sequence.output.append(token)
+    sequence.logprobs.append(logprob)
+    if token in sequence.stop_ids:
+        sequence.finish_reason = "stop"
+    elif len(sequence.output) == sequence.max_tokens:
+        sequence.finish_reason = "length"
+
+
+def run_all(scheduler: Scheduler) -> Iterator[Step]:
+    """The steps until every sequence is finished; `complete` must be called for each before the next is asked for.
+
+    Raises:
+        RuntimeError: a step is empty while sequences are open, which would never end.
+    """
+    while scheduler.num_open:
+        step = scheduler.schedule()
+        if not step.chunks:
+            raise RuntimeError(f"{scheduler.num_open} requests are open and none of them can run")
+        yield step

@@ -1,0 +1,217 @@
+"""From a request to token ids and media, by the model's own processor.
+
+Each media item goes through the processor once, on its placeholder alone, which gives the ids that take the
+placeholder's place and the encoder's arguments. A prompt is tokenised with its placeholders as they are, one id each,
+and then expanded. So an item that comes again costs nothing, and a prompt's ids equal those of the processor's call on
+the whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+from orchestrator.config import MediaConfig
+from orchestrator.engine.base import Media, Request
+from orchestrator.engine.step import PlacedItem
+from orchestrator.errors import CheckpointError, OrchestratorError
+from orchestrator.modality.base import MediaInputs
+from orchestrator.units import MiB
+
+_NOT_FOR_THE_ENCODER = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"})
+
+
+class RequestError(OrchestratorError):
+    """What is wrong with one request; the others go on."""
+
+
+class MediaCache:
+    """Items after the processor, by content; the least recently used go when `max_bytes` are passed."""
+
+    def __init__(self, max_bytes: int = 256 * MiB) -> None:
+        self._max_bytes, self._bytes = max_bytes, 0
+        self._items: OrderedDict[str, MediaInputs] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def get(self, content_hash: str) -> MediaInputs | None:
+        item = self._items.get(content_hash)
+        if item is not None:
+            self._items.move_to_end(content_hash)
+        return item
+
+    def put(self, item: MediaInputs) -> None:
+        self._items[item.content_hash] = item
+        self._bytes += _bytes_of(item)
+        while self._bytes > self._max_bytes:
+            self._bytes -= _bytes_of(self._items.popitem(last=False)[1])
+
+    def clear(self) -> None:
+        self._items.clear()
+        self._bytes = 0
+
+
+class PromptBuilder:
+    """Prompts and media of one model.
+
+    Args:
+        processor: the model's processor with its options applied, or a tokenizer.
+        placeholders: modality -> text that stands for an item in a prompt; empty for a text model.
+        embed_ids: modality -> token id whose embedding an encoder output replaces.
+        limits: what a prompt may carry.
+
+    Raises:
+        CheckpointError: a placeholder is not one token of the tokenizer.
+    """
+
+    def __init__(
+        self, processor: Any, placeholders: Mapping[str, str], embed_ids: Mapping[str, int], limits: MediaConfig
+    ) -> None:
+        self.processor, self.tokenizer = processor, getattr(processor, "tokenizer", processor)
+        self._placeholders, self._embed_ids, self._limits = placeholders, embed_ids, limits
+        self._placeholder_ids = {self._placeholder_id(text): modality for modality, text in placeholders.items()}
+        self.media = MediaCache()
+
+    @property
+    def modalities(self) -> tuple[str, ...]:
+        return tuple(self._placeholders)
+
+    def _placeholder_id(self, text: str) -> int:
+        ids = self.tokenizer.encode(text, add_special_tokens=False)
+        if len(ids) != 1:
+            raise CheckpointError(f"the placeholder {text!r} is {len(ids)} tokens of the tokenizer; it must be one")
+        return int(ids[0])
+
+    def text(self, request: Request) -> str:
+        """The prompt with a placeholder for each item: the chat template's words around it, if that is asked for."""
+        if not request.chat:
+            return request.text
+        if not getattr(self.processor, "chat_template", None):
+            return "".join(f"{self._placeholders[media.modality]}\n" for media in request.media) + request.text
+        content: Any = request.text
+        if self._placeholders:
+            content = [{"type": media.modality} for media in request.media]
+            content.append({"type": "text", "text": request.text})
+        messages = [{"role": "user", "content": content}]
+        return str(self.processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+
+    def adds_special_tokens(self, request: Request, text: str) -> bool:
+        """Whether tokenising adds a leading token: a template that writes it itself must not get it twice."""
+        if request.chat and getattr(self.processor, "chat_template", None):
+            bos = self.tokenizer.bos_token
+            return self.processor is not self.tokenizer and not (bos and text.startswith(bos))
+        return True
+
+    def prompt(self, request: Request) -> tuple[list[int], tuple[PlacedItem, ...]]:
+        """Token ids of a request, placeholders expanded, and its items where they lie.
+
+        Raises:
+            RequestError: more or other media than allowed, or not as many placeholders as items.
+        """
+        self._refuse_media(request)
+        items = [self.item(media) for media in request.media]
+        text = self.text(request)
+        compact = self.tokenizer.encode(text, add_special_tokens=self.adds_special_tokens(request, text))
+        marked = [self._placeholder_ids[token] for token in compact if token in self._placeholder_ids]
+        if marked != [item.modality for item in items]:
+            raise RequestError(
+                f"the prompt has placeholders for {_count(marked)}, and the request carries "
+                f"{_count([item.modality for item in items])}"
+            )
+        return self._expand(compact, items)
+
+    def _expand(self, compact: list[int], items: list[MediaInputs]) -> tuple[list[int], tuple[PlacedItem, ...]]:
+        ids: list[int] = []
+        placed: list[PlacedItem] = []
+        coming = iter(items)
+        for token in compact:
+            if token not in self._placeholder_ids:
+                ids.append(token)
+                continue
+            item = next(coming)
+            positions = tuple(len(ids) + at for at, embeds in enumerate(item.embed_mask) if embeds)
+            placed.append(PlacedItem(item, positions))
+            ids.extend(item.token_ids)
+        return ids, tuple(placed)
+
+    def _refuse_media(self, request: Request) -> None:
+        limits = self._limits.limit_per_prompt.model_dump()
+        kinds = [media.modality for media in request.media]
+        for modality in dict.fromkeys(kinds):
+            if modality not in self._placeholders:
+                takes = ", ".join(self._placeholders) or "text only"
+                raise RequestError(f"the model does not take {modality} here; it takes {takes}")
+            count, most = kinds.count(modality), limits.get(modality, 0)
+            if count > most:
+                field = f"mm.limit_per_prompt.{modality}"
+                raise RequestError(f"the request carries {count} {modality} items; {field}={most}")
+
+    def item(self, media: Media) -> MediaInputs:
+        """One item through the processor, or as it was kept from last time.
+
+        Raises:
+            RequestError: too large, or not what the processor takes.
+        """
+        if media.modality not in self._placeholders:
+            raise RequestError(f"the model does not take {media.modality}")
+        self._refuse_size(media)
+        key = self.content_hash(media)
+        known = self.media.get(key)
+        if known is None:
+            known = self._process(media, key)
+            self.media.put(known)
+        return known
+
+    def _refuse_size(self, media: Media) -> None:
+        most = self._limits.image.max_size
+        size = getattr(media.data, "size", None)
+        if not isinstance(size, tuple) or not hasattr(media.data, "tobytes"):
+            raise RequestError(f"an image must be a PIL image, not a {type(media.data).__name__}")
+        if most is not None and (size[0] > most[0] or size[1] > most[1]):
+            given, allowed = f"{size[0]} x {size[1]}", f"{most[0]} x {most[1]}"
+            raise RequestError(f"the image has {given} pixels; mm.image.max_size is {allowed}")
+
+    def content_hash(self, media: Media) -> str:
+        """Of the pixels, their shape and the processor's options."""
+        options = json.dumps(self._limits.processor_kwargs, sort_keys=True, default=str)
+        head = f"{media.modality}|{media.data.mode}|{media.data.size}|{options}|"
+        return hashlib.sha256(head.encode() + media.data.tobytes()).hexdigest()
+
+    def _process(self, media: Media, key: str) -> MediaInputs:
+        try:
+            batch = self._call(self._placeholders[media.modality], [media.data], add_special_tokens=False)
+        except (ValueError, TypeError, OSError) as error:
+            raise RequestError(f"the model's processor refused the {media.modality}: {error}") from error
+        ids = [int(token) for token in batch["input_ids"][0]]
+        mask = [token == self._embed_ids[media.modality] for token in ids]
+        if not any(mask):
+            raise RequestError(f"the model's processor made no encoder tokens of the {media.modality}")
+        tensors = {name: value for name, value in batch.items() if name not in _NOT_FOR_THE_ENCODER}
+        return MediaInputs(media.modality, ids, mask, tensors, key)
+
+    def whole(self, request: Request) -> Mapping[str, Any]:
+        """The processor's own call on the whole request: what the model's own forward takes."""
+        text = self.text(request)
+        images = [media.data for media in request.media]
+        return self._call(text, images, add_special_tokens=self.adds_special_tokens(request, text))
+
+    def _call(self, text: str, images: list[Any], *, add_special_tokens: bool) -> Mapping[str, Any]:
+        options = {"add_special_tokens": add_special_tokens, "return_tensors": "pt"}
+        if self.processor is self.tokenizer:
+            made: Mapping[str, Any] = self.tokenizer([text], **options)
+        else:
+            made = self.processor(text=[text], images=images or None, text_kwargs=options)
+        return made
+
+
+def _bytes_of(item: MediaInputs) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in item.tensors.values())
+
+
+def _count(modalities: list[str]) -> str:
+    """'2 image' or '1 image and 1 video', in the order of first use; 'nothing' for none."""
+    return " and ".join(f"{modalities.count(kind)} {kind}" for kind in dict.fromkeys(modalities)) or "nothing"

@@ -1,0 +1,109 @@
+"""What a step is made of: requests on their way, chunks of their tokens, and the media items they carry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from orchestrator.modality.base import MediaInputs
+
+
+@dataclass(frozen=True)
+class PlacedItem:
+    """A media item in a prompt: `positions` are where its encoder outputs go, in their order."""
+
+    inputs: MediaInputs
+    positions: tuple[int, ...]
+
+    @property
+    def first(self) -> int:
+        return self.positions[0]
+
+    @property
+    def stop(self) -> int:
+        """One past the last position."""
+        return self.positions[-1] + 1
+
+
+@dataclass(eq=False)
+class OpenRequest:
+    """A request on its way: its tokens, how many of them are in the KV cache, and what it holds.
+
+    Attributes:
+        stop_ids: tokens that end it.
+        computed: tokens whose keys and values are in the cache.
+        locked: hashes of the items it keeps in the encoder cache, by their place in `items`.
+    """
+
+    prompt: list[int]
+    max_tokens: int
+    items: tuple[PlacedItem, ...] = ()
+    stop_ids: frozenset[int] = frozenset()
+    output: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    computed: int = 0
+    blocks: list[int] = field(default_factory=list)
+    locked: dict[int, str] = field(default_factory=dict)
+    finish_reason: str = ""
+    error: str | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt) + len(self.output)
+
+    @property
+    def decodes(self) -> bool:
+        """Whether the prompt is done and one token is next."""
+        return bool(self.output)
+
+    def tokens(self, start: int, stop: int) -> list[int]:
+        """Ids of the positions `start` to `stop` (exclusive)."""
+        split = len(self.prompt)
+        return self.prompt[start:stop] + self.output[max(0, start - split) : max(0, stop - split)]
+
+    def fail(self, error: str) -> None:
+        self.finish_reason, self.error = "error", error
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """New tokens of one sequence in a step: positions `start` to `stop` (exclusive)."""
+
+    sequence: OpenRequest
+    start: int
+    stop: int
+
+    @property
+    def samples(self) -> bool:
+        """Whether its last token is the sequence's last known one, so that the next is drawn after it."""
+        return self.stop == self.sequence.num_tokens
+
+    @property
+    def decode(self) -> bool:
+        return self.start >= len(self.sequence.prompt)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What runs together: items to encode first, then chunks of tokens."""
+
+    chunks: tuple[Chunk, ...]
+    encode: tuple[MediaInputs, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(chunk.stop - chunk.start for chunk in self.chunks)
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """A step in numbers, for tests and statistics."""
+
+    num_decodes: int
+    num_prefills: int
+    num_tokens: int
+    num_encoded: int
+
+    @classmethod
+    def of(cls, step: Step) -> StepRecord:
+        decodes = sum(chunk.decode for chunk in step.chunks)
+        return cls(decodes, len(step.chunks) - decodes, step.num_tokens, len(step.encode))

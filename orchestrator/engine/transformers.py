@@ -1,0 +1,246 @@
+"""The engine that serves transformers models, their code untouched, over a paged KV cache."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from orchestrator import checkpoint as checkpoints
+from orchestrator.config import Config
+from orchestrator.device.base import Device
+from orchestrator.engine import build, families
+from orchestrator.engine.base import CapturedGraph, KVSpec, Media, Output, Request, WeightsReport
+from orchestrator.engine.encoder_cache import EncoderCache
+from orchestrator.engine.generate import Limits, Scheduler, run_all
+from orchestrator.engine.inputs import PromptBuilder, RequestError
+from orchestrator.engine.kv_cache import BlockPool, KVCache
+from orchestrator.engine.oracle import oracle_logprobs
+from orchestrator.engine.runner import ModelRunner, dummy_spans
+from orchestrator.engine.step import OpenRequest, StepRecord
+from orchestrator.engine.weights.base import model_bytes
+from orchestrator.errors import ConfigError, StageError
+from orchestrator.events import Events
+from orchestrator.modality.base import DummyBatch, MediaInputs
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """What exists once weights are on the device."""
+
+    model: Any
+    runner: ModelRunner
+    prompts: PromptBuilder
+    eos_ids: frozenset[int]
+
+
+class TransformersEngine:
+    """Implements `Engine` for models of transformers.
+
+    Args:
+        resolve: (plugin group, name) -> what the name means.
+        cache_dir: where models that the project makes are kept; None for the configured one.
+    """
+
+    kv_spec: KVSpec
+    max_model_len: int
+    processor: Any
+    processor_identity: str
+    model_config: Any
+
+    def __init__(
+        self, config: Config, device: Device, resolve: Callable[[str, str], Any], cache_dir: Path | None
+    ) -> None:
+        self._config, self._device, self._resolve = config, device, resolve
+        self._cache_dir = cache_dir or Path(config.cache.dir).expanduser()
+        self._loaded: _Loaded | None = None
+        self._kv: KVCache | None = None
+        self._pool = BlockPool(0)
+        self._encoder: EncoderCache | None = None
+        self._largest_item = 0
+        self._scheduler: Scheduler | None = None
+        self.steps: list[StepRecord] = []
+        """The steps of the last `generate`."""
+
+    @staticmethod
+    def imports(config: Config) -> tuple[str, ...]:
+        return ("torch", "torchvision", "transformers")
+
+    def load(self, events: Events) -> WeightsReport:
+        config, device = self._config, self._device
+        ranks = config.engine.tensor_parallel_size
+        if ranks != 1:
+            raise ConfigError.of("engine.tensor_parallel_size", "this engine runs on one device; give 1", ranks)
+        found = checkpoints.locate(
+            config.model, make=lambda name: self._resolve("models", name)(), cache_dir=self._cache_dir
+        )
+        checkpoints.check(found, config.model, device.dtypes)
+        what = build.describe(found, config)
+        families.refuse_unsupported(what.config)
+        self.max_model_len = families.resolve_max_model_len(what.config, config.scheduler.max_model_len)
+        self.kv_spec = self._spec(what)
+        self.processor, self.model_config = what.processor, what.config
+        self.processor_identity = build.processor_identity(found.folder, config.mm.processor_kwargs)
+        backend = build.attention_backend(
+            config.engine.attention,
+            self._resolve,
+            device=torch.device(device.torch_device).type,
+            dtype=what.dtype_name,
+            head_size=self.kv_spec.head_dim,
+        )
+        marks = families.placeholders(what.config, what.processor, what.model_class)
+        prompts = PromptBuilder(what.processor, marks.texts, marks.embed_ids, config.mm)
+        model = build.on_meta(what)
+        families.refuse_decoder(model)
+        loader, files = build.fill(model, found, what, config, self._resolve, device.torch_device, events)
+        micro_batch = config.encoder.micro_batch
+        runner = ModelRunner(model, backend, device.torch_device, 1 if micro_batch == "auto" else micro_batch)
+        self._loaded = _Loaded(model, runner, prompts, what.eos_ids)
+        self._encoder = EncoderCache(0, runner.hidden_size, what.dtype, device.torch_device)
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        return WeightsReport(model_bytes(model), parameters, files, loader, what.dtype_name)
+
+    def _spec(self, what: build.Description) -> KVSpec:
+        name = what.dtype_name if self._config.kv.dtype == "auto" else self._config.kv.dtype
+        return families.kv_spec(what.config, name, getattr(torch, name).itemsize)
+
+    def modalities(self) -> tuple[str, ...]:
+        return self._need().prompts.modalities
+
+    def media_inputs(self, media: Media) -> MediaInputs:
+        """See `Engine`.
+
+        Raises:
+            RequestError: too large, of a modality that the model does not take, or refused by the processor.
+        """
+        return self._need().prompts.item(media)
+
+    def reserve_encoder_cache(self, tokens: int) -> int:
+        loaded = self._need()
+        self._encoder = None
+        self._encoder = EncoderCache(tokens, loaded.runner.hidden_size, loaded.model.dtype, self._device.torch_device)
+        return self._encoder.bytes
+
+    def encode_dummy(self, batch: DummyBatch, items: dict[str, int]) -> None:
+        encoder = self._need_encoder()
+        for modality, count in items.items():
+            item = batch.items[modality]
+            self._largest_item = max(self._largest_item, item.num_embeds)
+            # Each copy is an item of its own to the cache, over the same tensors.
+            copies = [replace(item, content_hash=f"dummy {modality} {number}") for number in range(count)]
+            for copy in copies:
+                if copy.content_hash not in encoder.index:
+                    encoder.index.add(copy.content_hash, copy.num_embeds)
+            self._need().runner.encode(copies, encoder)
+
+    def dummy_step(self, num_tokens: int, context: int) -> None:
+        spans = dummy_spans(num_tokens, context, self.max_model_len, self._config.scheduler.max_num_seqs)
+        padding = KVCache.padding_only(self.kv_spec, self._config.kv.block_size, self._device.torch_device)
+        self._need().runner.dummy_step(spans, padding, self._need_encoder())
+
+    def dummy_logits(self, num_rows: int) -> None:
+        self._need().runner.dummy_logits(num_rows)
+
+    def capture(self, sizes: Sequence[int]) -> list[CapturedGraph]:
+        """Nothing: decoding runs eagerly on every device so far."""
+        return []
+
+    def allocate_kv(self, num_blocks: int, block_size: int) -> int:
+        # The old cache goes first, so that two are never there together.
+        self._kv = None
+        self._kv = KVCache.allocate(self.kv_spec, num_blocks, block_size, self._device.torch_device)
+        self._pool = BlockPool(num_blocks)
+        return self._kv.bytes
+
+    def generate(self, requests: Sequence[Request]) -> list[Output]:
+        """See `Engine`. A request that cannot be served ends with `error`; the others go on.
+
+        Raises:
+            StageError: there is no KV cache yet.
+        """
+        loaded, encoder = self._need(), self._need_encoder()
+        if self._kv is None:
+            raise StageError("requests came before allocate_kv")
+        scheduler = Scheduler(self._limits(encoder), self._kv.block_size, self._pool, encoder.index)
+        self._scheduler, self.steps = scheduler, scheduler.records
+        opened = [self._open(request) for request in requests]
+        try:
+            for sequence in opened:
+                if not sequence.finish_reason:
+                    scheduler.add(sequence)
+            for step in run_all(scheduler):
+                scheduler.complete(step, loaded.runner.execute(step, self._kv, encoder))
+        finally:
+            if scheduler.num_open:
+                # An entry of a step that broke off may never have been written.
+                scheduler.abort()
+                encoder.index.clear()
+        return [self._output(request, sequence) for request, sequence in zip(requests, opened, strict=True)]
+
+    def _limits(self, encoder: EncoderCache) -> Limits:
+        scheduler, given = self._config.scheduler, self._config.encoder.compute_budget
+        # `auto` is what was profiled; without a profile, whatever the cache can take.
+        auto = max(scheduler.max_num_batched_tokens, self._largest_item or encoder.index.capacity)
+        budget = auto if given == "auto" else given
+        return Limits(self.max_model_len, scheduler.max_num_seqs, scheduler.max_num_batched_tokens, int(budget))
+
+    def _open(self, request: Request) -> OpenRequest:
+        loaded = self._need()
+        try:
+            ids, items = loaded.prompts.prompt(request)
+        except RequestError as error:
+            return OpenRequest([], request.max_tokens, finish_reason="error", error=str(error))
+        stop_ids = frozenset[int]() if request.ignore_eos else loaded.eos_ids
+        return OpenRequest(ids, request.max_tokens, items, stop_ids)
+
+    def _output(self, request: Request, sequence: OpenRequest) -> Output:
+        return Output(
+            request_id=request.request_id,
+            prompt_token_ids=sequence.prompt,
+            token_ids=sequence.output,
+            logprobs=sequence.logprobs,
+            text=self._need().prompts.tokenizer.decode(sequence.output, skip_special_tokens=True),
+            finish_reason=sequence.finish_reason,
+            error=sequence.error,
+        )
+
+    def oracle_logprobs(self, request: Request, output: Output) -> tuple[list[float], list[float]]:
+        loaded = self._need()
+        whole = loaded.prompts.whole(request)
+        return oracle_logprobs(
+            loaded.model, whole, output.prompt_token_ids, output.token_ids, self._device.torch_device
+        )
+
+    def clear_caches(self) -> None:
+        if self._loaded is not None:
+            self._loaded.prompts.media.clear()
+        if self._encoder is not None:
+            self._encoder.index.clear()
+
+    def held(self) -> dict[str, int]:
+        return {
+            "encoder outputs": len(self._encoder.index) if self._encoder else 0,
+            "media inputs": len(self._loaded.prompts.media) if self._loaded else 0,
+            "requests": self._scheduler.num_open if self._scheduler else 0,
+        }
+
+    def close(self) -> None:
+        self._loaded = self._kv = self._encoder = self._scheduler = None
+        self._pool = BlockPool(0)
+        # Modules refer to each other; without a collection their memory would stay until some later one.
+        gc.collect()
+        self._device.empty_cache()
+
+    def _need(self) -> _Loaded:
+        if self._loaded is None:
+            raise StageError("the engine has no weights: load comes first, and close ends it")
+        return self._loaded
+
+    def _need_encoder(self) -> EncoderCache:
+        if self._encoder is None:
+            raise StageError("the engine has no weights: load comes first, and close ends it")
+        return self._encoder
