@@ -1,0 +1,236 @@
+"""The composition root: a validated configuration becomes a device, a cache and stages, and leaves a record."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from orchestrator import pipeline
+from orchestrator.artifacts import ENGINE
+from orchestrator.cache import Cache
+from orchestrator.clock import Clock
+from orchestrator.config import Config
+from orchestrator.device.base import Device
+from orchestrator.engine.base import Engine
+from orchestrator.environment import host, versions
+from orchestrator.errors import ConfigError, Interrupted, OrchestratorError
+from orchestrator.events import Events
+from orchestrator.import_timer import ImportTimer
+from orchestrator.memory.ledger import Ledger
+from orchestrator.memory.snapshot import Snapshot
+from orchestrator.records import ImportRecord, LedgerRecord, RunRecord, read_record, write_record
+from orchestrator.registry import Registry
+from orchestrator.report.text import closing_line, table
+from orchestrator.rundir import new_run_dir, run_id, started_at
+from orchestrator.stage import Context
+from orchestrator.state import State
+from orchestrator.timeline import Timeline
+
+
+@dataclass
+class Outcome:
+    """A finished start: its record, where it lies, and the engine if it is up."""
+
+    record: RunRecord
+    exit_code: int
+    folder: Path
+    engine: Engine | None = None
+    cleanup: ExitStack = field(default_factory=ExitStack)
+
+
+def run(
+    config: Config,
+    *,
+    overrides: Sequence[str],
+    events: Events,
+    clock: Clock,
+    registry: Registry,
+    run_dir: Path | None = None,
+) -> Outcome:
+    """Start as configured. What fails after the configuration was accepted is in the record, not raised.
+
+    Args:
+        overrides: as typed, for the record.
+        run_dir: where the record goes; None for `run.dir`, or a new folder.
+
+    Raises:
+        UserError: the stages do not fit together, or one of them refuses the configuration.
+    """
+    timeline = Timeline(clock)
+    timeline.mark("interpreter, configuration")
+    slots = pipeline.build(config.stages, registry)
+    pipeline.check(slots, config, registry)
+    wanted = run_dir or (Path(config.run.dir).expanduser() if config.run.dir is not None else None)
+    if config.run.skip_existing and (done := _finished(wanted)) is not None:
+        events.info(f"skipped: {wanted} has the record of a finished run (run.skip_existing)")
+        return Outcome(done, 0, wanted or Path())
+    folder = new_run_dir(wanted)
+    record = RunRecord(
+        run_id=run_id(folder),
+        started_at=started_at(clock),
+        overrides=list(overrides),
+        config=config.model_dump(mode="json", by_alias=True),
+    )
+    record.spans = timeline.spans
+    timeline.mark("check")
+    outcome = Outcome(record, 1, folder)
+    with ImportTimer() as timer:
+        stopped_by = _start(config, slots, events, registry, record, outcome, timeline)
+    record.imports = _imports(timer)
+    record.import_s = sum(entry.s for entry in record.imports)
+    _conclude(outcome, stopped_by, timeline, events)
+    return outcome
+
+
+def _start(
+    config: Config,
+    slots: Sequence[pipeline.Slot],
+    events: Events,
+    registry: Registry,
+    record: RunRecord,
+    outcome: Outcome,
+    timeline: Timeline,
+) -> BaseException | None:
+    """Everything that can fail once there is a record; what stopped it, if anything did."""
+    ledger: Ledger | None = None
+    ctx: Context | None = None
+    record.stages = pipeline.not_run(slots)
+    try:
+        import_all(registry.resolve("engines", config.engine.name).imports(config))
+        timeline.mark("imports")
+        device = choose_device(config)
+        ledger = _open(device, config)
+        record.device = {**asdict(device.info()), "host": host()}
+        record.versions = versions(driver=device.info().driver)
+        cache = _cache(config, events)
+        ctx = Context(
+            config=config,
+            device=device,
+            cache=cache,
+            state=State(),
+            ledger=ledger,
+            events=events,
+            clock=timeline.clock,
+            run_dir=outcome.folder,
+            resolver=registry.resolve,
+            cleanup=outcome.cleanup,
+        )
+        timeline.mark("device")
+        stopped_by = pipeline.run(slots, ctx, record)
+    except (Exception, Interrupted) as error:
+        stopped_by = error
+    timeline.skip()
+    if ledger is not None:
+        record.ledger = _ledger_record(ledger)
+    if ctx is not None and ctx.state.has(ENGINE):
+        outcome.engine = ctx.state.get(ENGINE)
+    return stopped_by
+
+
+def import_all(modules: Iterable[str]) -> None:
+    """Import now what stages would import later, so that a stage's seconds are its own."""
+    for module in modules:
+        importlib.import_module(module)
+
+
+def _imports(timer: ImportTimer) -> list[ImportRecord]:
+    """Packages that took a millisecond or more, the slowest first."""
+    slowest_first = sorted(timer.seconds.items(), key=lambda item: -item[1])
+    return [ImportRecord(package=package, s=seconds) for package, seconds in slowest_first if seconds >= 1e-3]
+
+
+def choose_device(config: Config) -> Device:
+    """The device that the configuration means; `auto` is a GPU if there is one.
+
+    Raises:
+        ConfigError: there is no such device.
+    """
+    import torch
+
+    total = None if config.gpu.total_bytes is None else int(config.gpu.total_bytes)
+    kind = config.device.kind
+    if kind == "cuda" or (kind == "auto" and torch.cuda.is_available()):
+        from orchestrator.device.cuda import CudaDevice
+
+        if not torch.cuda.is_available():
+            raise ConfigError.of("device.kind", "torch finds no CUDA device here; device=cpu works", kind)
+        return CudaDevice(config.gpu.index, total)
+    from orchestrator.device.cpu import CpuDevice
+
+    return CpuDevice(total)
+
+
+def _open(device: Device, config: Config) -> Ledger:
+    """Open the device; the ledger begins with what the process held before, and the context is its first account."""
+    before = device.snapshot()
+    device.open()
+    after = device.snapshot()
+    ledger = Ledger(
+        total_bytes=after.total_bytes,
+        util=config.gpu.util,
+        source=after.source,
+        source_reason=device.source_reason,
+        base_bytes=_base(before, after),
+    )
+    ledger.charge("context", ledger.held_in(after) if after.source != "rss" else 0)
+    ledger.other_processes_bytes = ledger.others_in(after)
+    return ledger
+
+
+def _base(before: Snapshot, after: Snapshot) -> int:
+    """What the process held before this start. On a CPU, what opening took is the interpreter's, not the start's."""
+    return after.ours_bytes if after.source == "rss" else before.ours_bytes
+
+
+def _cache(config: Config, events: Events) -> Cache:
+    return Cache(
+        Path(config.cache.dir).expanduser(),
+        max_bytes=int(config.cache.max_bytes),
+        enabled=config.cache.enabled,
+        warn=events.warning,
+    )
+
+
+def _conclude(outcome: Outcome, stopped_by: BaseException | None, timeline: Timeline, events: Events) -> None:
+    record = outcome.record
+    if stopped_by is None:
+        record.status, outcome.exit_code = "ok", 0
+    else:
+        record.status = "interrupted" if isinstance(stopped_by, Interrupted) else "failed"
+        record.error = pipeline.error_record(stopped_by)
+        known = isinstance(stopped_by, OrchestratorError | Interrupted)
+        outcome.exit_code = stopped_by.exit_code if known else 1  # type: ignore[attr-defined]
+        outcome.cleanup.close()
+        outcome.engine = None
+    timeline.mark("record")
+    record.total_s = timeline.clock.now()
+    path = write_record(record, outcome.folder)
+    events.info(table(record))
+    events.info(f"record: {path}")
+    events.info(closing_line(record))
+
+
+def _finished(folder: Path | None) -> RunRecord | None:
+    try:
+        record = read_record(folder) if folder is not None else None
+    except (OSError, ValueError):
+        return None
+    return record if record is not None and record.status == "ok" else None
+
+
+def _ledger_record(ledger: Ledger) -> LedgerRecord:
+    return LedgerRecord(
+        total_bytes=ledger.total_bytes,
+        requested_bytes=ledger.requested_bytes,
+        source=ledger.source,
+        source_reason=ledger.source_reason,
+        accounts=dict(ledger.accounts),
+        other_processes_bytes=ledger.other_processes_bytes,
+        residual_bytes=ledger.residual_bytes,
+        unused_bytes=ledger.unused_bytes,
+        held_bytes=ledger.held_bytes,
+        peak_held_bytes=ledger.peak_held_bytes,
+    )

@@ -1,0 +1,53 @@
+"""The artifacts that the built-in stages exchange."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from orchestrator.engine.base import CapturedGraph, Engine
+from orchestrator.modality.base import DummyBatch
+from orchestrator.modality.budget import EncoderBudget
+from orchestrator.state import Key
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Peaks above what stays, in bytes, by part of a step."""
+
+    peaks: dict[str, int]
+    encoder_budget: EncoderBudget
+
+    @property
+    def peak_activation(self) -> int:
+        return max(self.peaks.values(), default=0)
+
+    @property
+    def set_by(self) -> str:
+        """The part with the highest peak."""
+        return max(self.peaks, key=lambda part: self.peaks[part]) if self.peaks else "nothing"
+
+
+@dataclass(frozen=True)
+class Graphs:
+    """Captured decode graphs."""
+
+    captured: list[CapturedGraph] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class KVAllocation:
+    """The KV cache as it was made; `num_blocks` without the padding block."""
+
+    num_blocks: int
+    block_size: int
+    bytes_per_block: int
+    bytes: int
+    limited_by: str
+
+
+ENGINE: Key[Engine] = Key("engine", Engine)  # type: ignore[type-abstract]
+DUMMY: Key[DummyBatch] = Key("dummy", DummyBatch)
+PROFILE: Key[Profile] = Key("profile", Profile)
+GRAPHS: Key[Graphs] = Key("graphs", Graphs)
+KV_CACHE: Key[KVAllocation] = Key("kv_cache", KVAllocation)
+VERIFIED: Key[bool] = Key("verified", bool)

@@ -1,0 +1,178 @@
+"""The pipeline: build it from the configuration, check that it fits together, run it, record it."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from orchestrator.artifacts import ENGINE, KV_CACHE
+from orchestrator.config import Config
+from orchestrator.errors import ConfigError, Interrupted, OrchestratorError, PipelineError, Problem, UnknownNameError
+from orchestrator.memory.snapshot import Snapshot
+from orchestrator.records import ErrorRecord, KVCacheRecord, MemoryRecord, RunRecord, StageMemory, StageRecord
+from orchestrator.registry import Registry
+from orchestrator.stage import Context, Skipped, Stage
+from orchestrator.state import Key
+from orchestrator.validation import problems_of
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A stage at its place in the pipeline."""
+
+    name: str
+    use: str
+    origin: str
+    stage: Stage[Any]
+
+
+def build(stages: Mapping[str, Mapping[str, Any]], registry: Registry) -> list[Slot]:
+    """Stage objects, in order, each from its own validated options.
+
+    Raises:
+        ConfigError: with every problem of every stage.
+    """
+    slots: list[Slot] = []
+    problems: list[Problem] = []
+    for name, options in stages.items():
+        use = options.get("use") if isinstance(options, Mapping) else None
+        if not isinstance(use, str):
+            problems.append(Problem(f"stages.{name}", "a stage needs `use`: its name in the registry, or module:Class"))
+            continue
+        try:
+            cls = registry.resolve("stages", use)
+            slots.append(Slot(name, use, registry.origin("stages", use), cls(cls.Config(**options))))
+        except UnknownNameError as error:
+            problems.append(Problem(f"stages.{name}.use", str(error).partition(": ")[2], use))
+        except ValidationError as error:
+            problems.extend(problems_of(error, f"stages.{name}", cls.Config))
+    if problems:
+        raise ConfigError(problems)
+    return slots
+
+
+def check(slots: Sequence[Slot], config: Config, registry: Registry) -> None:
+    """Refuse stages that do not fit together, then whatever a stage itself can refuse beforehand.
+
+    Raises:
+        UserError: with what is missing and who could provide it.
+    """
+    provided: dict[str, str] = {}
+    for slot in slots:
+        for key in slot.stage.required(config):
+            if key.name not in provided:
+                raise PipelineError(_nobody_provides(slot, key, slots))
+        for key in slot.stage.provides:
+            if key.name in provided:
+                raise PipelineError(
+                    f"stages.{slot.name} ({slot.use}) and stages.{provided[key.name]} both provide '{key}'; drop one"
+                )
+            provided[key.name] = slot.name
+    for slot in slots:
+        slot.stage.check(config, registry.resolve)
+
+
+def _nobody_provides(slot: Slot, key: Key[Any], slots: Sequence[Slot]) -> str:
+    later = next((other for other in slots if key in other.stage.provides), None)
+    who = f"stages.{later.name} does, but comes later" if later else "no stage of this pipeline does"
+    return f"stages.{slot.name} ({slot.use}) needs '{key}', and nothing before it provides it: {who}"
+
+
+def not_run(slots: Sequence[Slot]) -> list[StageRecord]:
+    """The records of stages before any has run."""
+    return [StageRecord(slot=slot.name, use=slot.use, origin=slot.origin) for slot in slots]
+
+
+def run(slots: Sequence[Slot], ctx: Context, record: RunRecord) -> BaseException | None:
+    """Run the stages in order, filling in `record.stages`; what stopped the run, if anything did.
+
+    Never raises for a stage's failure: stages that did not run are in the record as such, and what the stages that did
+    run hold is given back.
+    """
+    start = ctx.clock.now()
+    for slot, entry in zip(slots, record.stages, strict=True):
+        stopped_by = _run_one(slot, entry, ctx, start)
+        if record.ready_s is None and ctx.state.has(KV_CACHE):
+            record.ready_s = ctx.clock.now()
+            record.kv_cache = _kv_record(ctx)
+        if stopped_by is not None:
+            ctx.state.clear()
+            ctx.cleanup.close()
+            return stopped_by
+        assert entry.start_s is not None and entry.wall_s is not None
+        start = entry.start_s + entry.wall_s
+    return None
+
+
+def _run_one(slot: Slot, entry: StageRecord, ctx: Context, start: float) -> BaseException | None:
+    ctx.metrics, ctx.spans = entry.metrics, entry.spans
+    entry.start_s = start
+    entry.memory = StageMemory(before=_reading(ctx.device.snapshot()))
+    stopped_by: BaseException | None = None
+    summary = ""
+    try:
+        summary = slot.stage.run(ctx) or ""
+        ctx.device.synchronize()
+        _check_provided(slot, ctx)
+        entry.status = "ok"
+    except Skipped as reason:
+        entry.status, summary = "skipped", str(reason)
+        entry.metrics["reason"] = str(reason)
+    except Interrupted as interrupt:
+        entry.status, stopped_by, summary = "interrupted", interrupt, str(interrupt)
+    except Exception as error:
+        entry.status, stopped_by, summary = "failed", error, _first_line(error)
+        entry.error = error_record(error)
+    snapshot = ctx.device.snapshot()
+    ctx.ledger.saw(snapshot)
+    entry.memory.after = _reading(snapshot)
+    entry.wall_s = ctx.clock.now() - start
+    ctx.events.stage(slot.name, entry.status, entry.wall_s, summary)
+    return stopped_by
+
+
+def _check_provided(slot: Slot, ctx: Context) -> None:
+    for key in slot.stage.provides:
+        if not ctx.state.has(key):
+            raise PipelineError(f"stages.{slot.name} ({slot.use}) promised '{key}' and did not provide it")
+
+
+def error_record(error: BaseException) -> ErrorRecord:
+    """An error for the record; with its traceback where it is not one that this project raises on purpose."""
+    expected = isinstance(error, OrchestratorError | Interrupted)
+    trace = None if expected else "".join(traceback.format_exception(error))
+    return ErrorRecord(type=type(error).__name__, message=str(error), traceback=trace)
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).splitlines()[0] if str(error) else ""
+    return f"{type(error).__name__}: {text}"
+
+
+def _kv_record(ctx: Context) -> KVCacheRecord:
+    kv = ctx.state.get(KV_CACHE)
+    tokens = kv.num_blocks * kv.block_size
+    longest = ctx.state.get(ENGINE).max_model_len if ctx.state.has(ENGINE) else tokens
+    return KVCacheRecord(
+        num_gpu_blocks=kv.num_blocks,
+        block_size=kv.block_size,
+        bytes_per_block=kv.bytes_per_block,
+        bytes=kv.bytes,
+        num_tokens=tokens,
+        max_concurrency=tokens / longest,
+        limited_by=kv.limited_by,
+    )
+
+
+def _reading(snapshot: Snapshot) -> MemoryRecord:
+    return MemoryRecord(
+        ours_bytes=snapshot.ours_bytes,
+        allocated_bytes=snapshot.allocated_bytes,
+        reserved_bytes=snapshot.reserved_bytes,
+        peak_bytes=snapshot.peak_bytes,
+        free_bytes=snapshot.free_bytes,
+    )

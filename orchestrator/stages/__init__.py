@@ -1,0 +1,1 @@
+"""The built-in stages. None imports another: they meet only through the keys in `artifacts`."""

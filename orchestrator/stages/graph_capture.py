@@ -1,0 +1,44 @@
+"""Capture decode graphs, largest batch first, and charge what they took."""
+
+from __future__ import annotations
+
+from orchestrator.artifacts import ENGINE, GRAPHS, Graphs
+from orchestrator.memory.budget import cudagraph_bytes
+from orchestrator.stage import Context, Skipped, Stage, StageConfig
+from orchestrator.units import format_size
+
+
+class GraphCaptureConfig(StageConfig):
+    """No options of its own: mode and sizes are `graphs`."""
+
+
+class GraphCapture(Stage[GraphCaptureConfig]):
+    Config = GraphCaptureConfig
+    requires = (ENGINE,)
+    provides = (GRAPHS,)
+
+    def run(self, ctx: Context) -> str:
+        if ctx.config.graphs.mode == "none":
+            raise Skipped("graphs.mode=none: every step runs eagerly")
+        if not ctx.device.supports_graphs:
+            raise Skipped(f"the device {ctx.device.torch_device} has no graphs: every step runs eagerly")
+        sizes = capture_sizes(ctx.config.graphs.sizes, ctx.config.scheduler.max_num_seqs)
+        before = ctx.device.snapshot().ours_bytes
+        captured = ctx.state.get(ENGINE).capture(sizes)
+        readings = [before, ctx.device.snapshot().ours_bytes]
+        taken = cudagraph_bytes(readings)
+        if readings[-1] < before:
+            ctx.events.warning(f"memory fell by {format_size(before - readings[-1])} during capture: charged 0")
+        ctx.ledger.charge("cudagraph", taken)
+        ctx.metrics.update(graphs=[vars(graph) for graph in captured], bytes=taken)
+        ctx.state.put(GRAPHS, Graphs(captured))
+        return f"{len(captured)} graphs, {format_size(taken)}"
+
+
+def capture_sizes(sizes: str | list[int], max_num_seqs: int) -> list[int]:
+    """Batch sizes to capture, largest first. `auto`: 1, 2, 4, then multiples of 8, up to and with `max_num_seqs`."""
+    if isinstance(sizes, list):
+        chosen = {min(size, max_num_seqs) for size in sizes}
+    else:
+        chosen = {size for size in (1, 2, 4, *range(8, max_num_seqs, 8)) if size <= max_num_seqs} | {max_num_seqs}
+    return sorted(chosen, reverse=True)

@@ -1,0 +1,77 @@
+"""The profile run: a step at the limits, part by part, and what each part takes above what stays."""
+
+from __future__ import annotations
+
+from orchestrator.artifacts import DUMMY, ENGINE, PROFILE, Profile
+from orchestrator.config import Config
+from orchestrator.engine.base import Engine
+from orchestrator.memory.snapshot import peak_of
+from orchestrator.modality.base import DummyBatch
+from orchestrator.modality.budget import EncoderBudget, encoder_budget
+from orchestrator.stage import Context, Stage, StageConfig
+from orchestrator.units import format_size
+
+
+class ProfileRunConfig(StageConfig):
+    """No options of its own: what is profiled follows from `scheduler`, `encoder` and `mm`."""
+
+
+class ProfileRun(Stage[ProfileRunConfig]):
+    Config = ProfileRunConfig
+    requires = (ENGINE, DUMMY)
+    provides = (PROFILE,)
+
+    def run(self, ctx: Context) -> str:
+        engine, dummy = ctx.state.get(ENGINE), ctx.state.get(DUMMY)
+        budget = _budget(ctx.config, dummy)
+        ctx.ledger.charge("encoder_cache", engine.reserve_encoder_cache(budget.cache_size))
+        peaks = _profile_encoder(ctx, engine, dummy, budget) | _profile_language_model(ctx, engine)
+        profile = Profile(peaks=peaks, encoder_budget=budget)
+        ctx.ledger.charge("peak_activation", profile.peak_activation)
+        ctx.metrics.update(
+            peaks_bytes=peaks,
+            set_by=profile.set_by,
+            peak_activation_bytes=profile.peak_activation,
+            encoder_compute_budget=budget.compute_budget,
+            encoder_cache_size=budget.cache_size,
+            items_per_step=budget.items_per_step,
+        )
+        ctx.state.put(PROFILE, profile)
+        return f"peak {format_size(profile.peak_activation)}, set by {profile.set_by}"
+
+
+def _budget(config: Config, dummy: DummyBatch) -> EncoderBudget:
+    encoder = config.encoder
+    return encoder_budget(
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+        max_tokens_per_item=dummy.tokens_per_item,
+        compute_budget=None if encoder.compute_budget == "auto" else encoder.compute_budget,
+        cache_size=None if encoder.cache_size == "auto" else encoder.cache_size,
+    )
+
+
+def _profile_encoder(ctx: Context, engine: Engine, dummy: DummyBatch, budget: EncoderBudget) -> dict[str, int]:
+    """Each modality alone at its budget, but with no more items than so many requests may carry."""
+    limits = ctx.config.mm.limit_per_prompt.model_dump()
+    peaks = {}
+    for modality, most in budget.items_per_step.items():
+        items = min(most, ctx.config.scheduler.max_num_seqs * limits[modality])
+        part = f"encoder.{modality}"
+        with ctx.span(part), peak_of(ctx.device) as peak:
+            engine.encode_dummy(dummy, {modality: items})
+        peaks[part] = peak.above_bytes
+        ctx.metrics[f"{part}.items"] = items
+    return peaks
+
+
+def _profile_language_model(ctx: Context, engine: Engine) -> dict[str, int]:
+    scheduler = ctx.config.scheduler
+    new = min(scheduler.max_num_batched_tokens, scheduler.max_num_seqs * engine.max_model_len)
+    # A chunk at the end of the longest sequence reads the most context; without any, nothing is read from the cache.
+    context = max(1, engine.max_model_len - new)
+    with ctx.span("language_model"), peak_of(ctx.device) as step:
+        engine.dummy_step(new, context)
+    with ctx.span("logits"), peak_of(ctx.device) as logits:
+        engine.dummy_logits(scheduler.max_num_seqs)
+    ctx.metrics.update(num_tokens=new, context_tokens=context)
+    return {"language_model": step.above_bytes, "logits": logits.above_bytes}

@@ -1,0 +1,28 @@
+"""What every test needs: no hub, a disk cache of its own, and the embedded model as a folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from orchestrator.engine.models.tiny_internvl import TinyInternVL
+from orchestrator.model_folder import find_folder
+from tests.toy import composed
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_hub_and_a_cache_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """One cache for all worker processes of a test run: the embedded model is written once."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    os.environ["ORCHESTRATOR_CACHE"] = str(shared / "orchestrator-cache")
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(no_hub_and_a_cache_of_our_own: None) -> Path:
+    """The embedded model's folder."""
+    config = composed()
+    return find_folder(config.model, make=lambda name: TinyInternVL(), cache_dir=Path(config.cache.dir))
