@@ -1,0 +1,31 @@
+"""What is left to Hydra's own command line: help, printing the configuration, completion and sweeps."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from orchestrator.compose.folders import ConfigFolders
+from orchestrator.compose.tree import CONFIG_NAME, VERSION_BASE
+
+
+def run_hydra(flags: Sequence[str], overrides: Sequence[str], folders: ConfigFolders, job: Callable[[Any], Any]) -> int:
+    """Run Hydra's command line with `flags` and `overrides`, as its grammar spells them; its exit code.
+
+    `job` is called with each composed configuration that Hydra would run.
+    """
+    import hydra
+
+    def task(tree: Any) -> Any:
+        return job(tree)
+
+    typed = sys.argv
+    sys.argv = [typed[0], *flags, *overrides, *([folders.search_path_override()] if folders.others else [])]
+    try:
+        hydra.main(config_path=str(folders.main), config_name=CONFIG_NAME, version_base=VERSION_BASE)(task)()
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    finally:
+        sys.argv = typed
+    return 0

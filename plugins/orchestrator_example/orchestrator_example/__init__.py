@@ -1,0 +1,1 @@
+"""The smallest complete plugin: one stage, one YAML, one test."""

@@ -1,0 +1,1 @@
+"""The profiler for InternVL's tiles."""
