@@ -1,0 +1,113 @@
+"""`python -m orchestrator.report RUN_DIR [RUN_DIR ...]`: show a run, or compare several."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from orchestrator.errors import UserError, near_miss
+from orchestrator.records import FILE_NAME, RunRecord, read_record
+from orchestrator.report.compare import compare
+from orchestrator.report.html import page
+from orchestrator.report.layout import one_line
+from orchestrator.report.text import closing_line, table
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit code: 0, or 2 where a record cannot be read or a page not be written."""
+    arguments = _parser().parse_args(argv)
+    try:
+        records = [_read(path) for given in arguments.runs for path in _run_folders(given)]
+        if arguments.html:
+            _write(arguments.html, page(records))
+        sys.stdout.write((_json(records) if arguments.json else _text(records)) + "\n")
+        sys.stdout.flush()
+    except UserError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+    except BrokenPipeError:
+        # The reader has seen enough (`| head`); without this the interpreter would complain at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m orchestrator.report", description="Show the record of a run, or compare the records of several."
+    )
+    parser.add_argument(
+        "runs", nargs="+", type=Path, metavar="RUN_DIR", help="a run's folder, its run.json, or a folder of run folders"
+    )
+    parser.add_argument("--html", type=Path, metavar="FILE", help="also write a page of HTML")
+    parser.add_argument("--json", action="store_true", help="print the record as JSON; of several, a list")
+    return parser
+
+
+def _run_folders(path: Path) -> list[Path]:
+    """`path` itself if it has a record, else the folders in it that have one, 2 before 10.
+
+    Raises:
+        UserError: neither.
+    """
+    try:
+        if path.is_file() or (path / FILE_NAME).exists():
+            return [path]
+        if path.is_dir() and (children := _children(path)):
+            return children
+        near = [child.name for child in _children(path.parent)]
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+    what = f"the folder has no {FILE_NAME}, nor has a folder in it" if path.is_dir() else "there is no such run"
+    raise UserError(f"{path}: {what}" + (f"; in {path.parent}: {near_miss(path.name, near)}" if near else ""))
+
+
+def _children(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return sorted((child for child in folder.iterdir() if (child / FILE_NAME).exists()), key=_numeric_order)
+
+
+def _numeric_order(path: Path) -> list[tuple[int, str]]:
+    return [(int(text), "") if text.isdecimal() else (-1, text) for text in re.split(r"(\d+)", path.name)]
+
+
+def _read(path: Path) -> RunRecord:
+    try:
+        return read_record(path)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise UserError(f"{path}: not the record of a run: {where}: {one_line(first['msg'])}") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise UserError(f"{path}: not the record of a run: {one_line(str(error))}") from None
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--html {path}: cannot be written: {error.strerror}") from None
+
+
+def _json(records: Sequence[RunRecord]) -> str:
+    values = [record.model_dump(mode="json") for record in records]
+    return json.dumps(values[0] if len(values) == 1 else values, indent=1)
+
+
+def _text(records: Sequence[RunRecord]) -> str:
+    if len(records) == 1:
+        return f"{table(records[0])}\n\n{closing_line(records[0])}"
+    return compare(records) + "\n\n" + "\n".join(f"{record.run_id}: {closing_line(record)}" for record in records)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
