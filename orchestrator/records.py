@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +12,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 SCHEMA_VERSION = 1
 FILE_NAME = "run.json"
+
+_SECRETS = (
+    (re.compile(r"//[^/\s\"']+@"), "//***@"),
+    (re.compile(r"\bhf_[A-Za-z0-9]{16,}"), "hf_***"),
+)
+"""What a secret looks like, and what is written instead: credentials in an address, a token of the hub."""
 
 
 class Record(BaseModel):
@@ -126,10 +133,17 @@ class _Version(BaseModel):
     schema_version: int
 
 
+def redact(text: str) -> str:
+    """`text` without credentials in addresses (`//user:password@host`) and without tokens of the hub."""
+    for secret, instead in _SECRETS:
+        text = secret.sub(instead, text)
+    return text
+
+
 def write_record(record: RunRecord, folder: Path) -> Path:
-    """Write `run.json` so that a reader sees a whole file or none."""
+    """Write `run.json`, without secrets, so that a reader sees a whole file or none."""
     path = folder / FILE_NAME
-    text = record.model_dump_json(indent=1) + "\n"
+    text = redact(record.model_dump_json(indent=1)) + "\n"
     descriptor, temporary = tempfile.mkstemp(prefix=".run-", suffix=".json", dir=folder)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:

@@ -19,6 +19,6 @@ class Timeline:
         self.spans.append(Span(name=name, start_s=self._since, wall_s=now - self._since))
         self._since = now
 
-    def skip(self) -> None:
-        """What went on since the last mark is recorded elsewhere (stages)."""
-        self._since = self.clock.now()
+    def skip(self, until_s: float) -> None:
+        """What went on since the last mark until then is recorded elsewhere (stages)."""
+        self._since = max(self._since, until_s)

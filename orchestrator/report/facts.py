@@ -42,8 +42,9 @@ def intervals(record: RunRecord) -> list[Interval]:
     if record.import_s > 0 and not any("import" in span.name for span in record.spans):
         found.append(Interval("imports", None, record.import_s, parts=_imports(record, "imports")))
     found += [_of_stage(stage) for stage in record.stages]
-    # The sort is stable: a stage that did not run stays behind the last one that did.
-    last_start = max((stage.start_s or 0.0 for stage in record.stages), default=0.0)
+    # The sort is stable: a stage that did not run stays behind the last one that did, or behind everything.
+    begun = [stage.start_s for stage in record.stages if stage.start_s is not None]
+    last_start = max(begun or [each.start_s or 0.0 for each in found], default=0.0)
     found.sort(key=lambda each: last_start if each.wall_s is None else each.start_s or 0.0)
     rest = record.total_s - _named_s(found)
     if record.total_s > 0 and rest > (1 - _NAMED_ENOUGH) * record.total_s:
