@@ -12,19 +12,22 @@ from orchestrator import pipeline
 from orchestrator.artifacts import ENGINE
 from orchestrator.cache import Cache
 from orchestrator.clock import Clock
+from orchestrator.conclusion import last_end, ledger_record, set_status, write_as_it_stands
 from orchestrator.config import Config
 from orchestrator.device.base import Device
 from orchestrator.engine.base import Engine
 from orchestrator.environment import host, versions
-from orchestrator.errors import ConfigError, Interrupted, OrchestratorError
+from orchestrator.errors import ConfigError, Interrupted
 from orchestrator.events import Events
 from orchestrator.import_timer import ImportTimer
+from orchestrator.last_words import LastWords
 from orchestrator.memory.ledger import Ledger
 from orchestrator.memory.snapshot import Snapshot
-from orchestrator.records import ImportRecord, LedgerRecord, RunRecord, read_record, write_record
+from orchestrator.records import ImportRecord, RunRecord, read_record, write_record
 from orchestrator.registry import Registry
 from orchestrator.report.text import closing_line, table
 from orchestrator.rundir import new_run_dir, run_id, started_at
+from orchestrator.signals import held_back, let_through, owns_process, second_signal
 from orchestrator.stage import Context
 from orchestrator.state import State
 from orchestrator.timeline import Timeline
@@ -38,6 +41,7 @@ class Outcome:
     exit_code: int
     folder: Path
     engine: Engine | None = None
+    ledger: Ledger | None = None
     cleanup: ExitStack = field(default_factory=ExitStack)
 
 
@@ -67,21 +71,37 @@ def run(
     if config.run.skip_existing and (done := _finished(wanted)) is not None:
         events.info(f"skipped: {wanted} has the record of a finished run (run.skip_existing)")
         return Outcome(done, 0, wanted or Path())
-    folder = new_run_dir(wanted)
+    # From here on a signal comes where it finds its way into the record, and nowhere else.
+    with held_back():
+        return _run_in(new_run_dir(wanted), config, slots, overrides, events, registry, timeline)
+
+
+def _run_in(
+    folder: Path,
+    config: Config,
+    slots: Sequence[pipeline.Slot],
+    overrides: Sequence[str],
+    events: Events,
+    registry: Registry,
+    timeline: Timeline,
+) -> Outcome:
     record = RunRecord(
         run_id=run_id(folder),
-        started_at=started_at(clock),
+        started_at=started_at(timeline.clock),
         overrides=list(overrides),
         config=config.model_dump(mode="json", by_alias=True),
     )
     record.spans = timeline.spans
     timeline.mark("check")
     outcome = Outcome(record, 1, folder)
-    with ImportTimer() as timer:
-        stopped_by = _start(config, slots, events, registry, record, outcome, timeline)
-    record.imports = _imports(timer)
-    record.import_s = sum(entry.s for entry in record.imports)
-    _conclude(outcome, stopped_by, timeline, events)
+    last_words = LastWords(
+        lambda error: write_as_it_stands(record, folder, timeline, outcome.ledger, error), ends_process=owns_process()
+    )
+    with second_signal(last_words), ImportTimer() as timer:
+        stopped_by = _start(config, slots, events, registry, outcome, timeline, last_words)
+        record.imports = _imports(timer)
+        record.import_s = sum(entry.s for entry in record.imports)
+        _conclude(outcome, stopped_by, timeline, events, last_words)
     return outcome
 
 
@@ -90,41 +110,48 @@ def _start(
     slots: Sequence[pipeline.Slot],
     events: Events,
     registry: Registry,
-    record: RunRecord,
     outcome: Outcome,
     timeline: Timeline,
+    last_words: LastWords,
 ) -> BaseException | None:
     """Everything that can fail once there is a record; what stopped it, if anything did."""
-    ledger: Ledger | None = None
     ctx: Context | None = None
+    record = outcome.record
     record.stages = pipeline.not_run(slots)
     try:
-        import_all(registry.resolve("engines", config.engine.name).imports(config))
-        timeline.mark("imports")
-        device = choose_device(config)
-        ledger = _open(device, config)
-        record.device = {**asdict(device.info()), "host": host()}
-        record.versions = versions(driver=device.info().driver)
-        cache = _cache(config, events)
-        ctx = Context(
-            config=config,
-            device=device,
-            cache=cache,
-            state=State(),
-            ledger=ledger,
-            events=events,
-            clock=timeline.clock,
-            run_dir=outcome.folder,
-            resolver=registry.resolve,
-            cleanup=outcome.cleanup,
-        )
-        timeline.mark("device")
-        stopped_by = pipeline.run(slots, ctx, record)
+        with let_through():
+            import_all(registry.resolve("engines", config.engine.name).imports(config))
+            timeline.mark("imports")
+            device = choose_device(config)
+            outcome.ledger = ledger = _open(device, config)
+            record.device = {**asdict(device.info()), "host": host()}
+            record.versions = versions(driver=device.info().driver)
+            cache = _cache(config, events)
+            ctx = Context(
+                config=config,
+                device=device,
+                cache=cache,
+                state=State(),
+                ledger=ledger,
+                events=events,
+                clock=timeline.clock,
+                run_dir=outcome.folder,
+                resolver=registry.resolve,
+                cleanup=outcome.cleanup,
+                abandon=last_words,
+            )
+            timeline.mark("device")
+            stopped_by = pipeline.run(slots, ctx, record)
     except (Exception, Interrupted) as error:
         stopped_by = error
-    timeline.skip()
-    if ledger is not None:
-        record.ledger = _ledger_record(ledger)
+    # Ctrl-C in a program of which this start is a part.
+    except KeyboardInterrupt:
+        stopped_by = Interrupted()
+    if stopped_by is not None:
+        pipeline.end_open_stage(record, stopped_by, timeline.clock.now())
+    timeline.skip(last_end(record))
+    if outcome.ledger is not None:
+        record.ledger = ledger_record(outcome.ledger)
     if ctx is not None and ctx.state.has(ENGINE):
         outcome.engine = ctx.state.get(ENGINE)
     return stopped_by
@@ -175,8 +202,11 @@ def _open(device: Device, config: Config) -> Ledger:
         source_reason=device.source_reason,
         base_bytes=_base(before, after),
     )
-    ledger.charge("context", ledger.held_in(after) if after.source != "rss" else 0)
+    ledger.charge("context", ledger.non_torch_in(after))
     ledger.other_processes_bytes = ledger.others_in(after)
+    if config.kv.bytes == "auto":
+        # From the first tensor on: a profile that would pass the ceiling fails instead.
+        device.limit(ledger.requested_bytes - ledger.accounts["context"])
     return ledger
 
 
@@ -194,20 +224,19 @@ def _cache(config: Config, events: Events) -> Cache:
     )
 
 
-def _conclude(outcome: Outcome, stopped_by: BaseException | None, timeline: Timeline, events: Events) -> None:
+def _conclude(
+    outcome: Outcome, stopped_by: BaseException | None, timeline: Timeline, events: Events, last_words: LastWords
+) -> None:
     record = outcome.record
-    if stopped_by is None:
-        record.status, outcome.exit_code = "ok", 0
-    else:
-        record.status = "interrupted" if isinstance(stopped_by, Interrupted) else "failed"
-        record.error = pipeline.error_record(stopped_by)
-        known = isinstance(stopped_by, OrchestratorError | Interrupted)
-        outcome.exit_code = stopped_by.exit_code if known else 1  # type: ignore[attr-defined]
+    outcome.exit_code = set_status(record, stopped_by)
+    if stopped_by is not None:
         outcome.cleanup.close()
         outcome.engine = None
+        timeline.mark("unwinding")
     timeline.mark("record")
     record.total_s = timeline.clock.now()
-    path = write_record(record, outcome.folder)
+    with last_words.not_needed():
+        path = write_record(record, outcome.folder)
     events.info(table(record))
     events.info(f"record: {path}")
     events.info(closing_line(record))
@@ -219,18 +248,3 @@ def _finished(folder: Path | None) -> RunRecord | None:
     except (OSError, ValueError):
         return None
     return record if record is not None and record.status == "ok" else None
-
-
-def _ledger_record(ledger: Ledger) -> LedgerRecord:
-    return LedgerRecord(
-        total_bytes=ledger.total_bytes,
-        requested_bytes=ledger.requested_bytes,
-        source=ledger.source,
-        source_reason=ledger.source_reason,
-        accounts=dict(ledger.accounts),
-        other_processes_bytes=ledger.other_processes_bytes,
-        residual_bytes=ledger.residual_bytes,
-        unused_bytes=ledger.unused_bytes,
-        held_bytes=ledger.held_bytes,
-        peak_held_bytes=ledger.peak_held_bytes,
-    )

@@ -10,6 +10,7 @@ OrchestratorError
 |   `-- BudgetError               bytes that do not fit; carries wanted, free and what would work
 |-- StageError                1   a stage that failed at its work
 |   |-- DeviceOutOfMemoryError    the device refused an allocation
+|   |-- StageTimeoutError         a stage that took longer than its limit; carries where it stood
 |   |-- StillHeldError            caches that were to be empty and are not
 |   `-- VerificationError         the started engine does not do what it should
 `-- CacheError                    an entry of the disk cache that must not be used; never reaches a user
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 import difflib
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -106,6 +107,21 @@ class StageError(OrchestratorError):
 
 class DeviceOutOfMemoryError(StageError):
     """The device refused an allocation."""
+
+
+class StageTimeoutError(StageError):
+    """A stage took longer than its limit.
+
+    Args:
+        place: where it stood, innermost first.
+        span: the innermost span that it was in.
+    """
+
+    def __init__(self, slot: str, seconds: float, place: Sequence[str], span: str | None = None) -> None:
+        self.slot, self.seconds, self.place, self.span = slot, seconds, tuple(place), span
+        inside = f" in the span '{span}'" if span is not None else ""
+        stood = ", called from ".join(self.place) or "an unknown place"
+        super().__init__(f"stages.{slot}.timeout_s={seconds:g}: the stage had not ended; it stood{inside} at {stood}")
 
 
 class StillHeldError(StageError):

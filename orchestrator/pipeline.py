@@ -11,13 +11,23 @@ from pydantic import ValidationError
 
 from orchestrator.artifacts import ENGINE, KV_CACHE
 from orchestrator.config import Config
-from orchestrator.errors import ConfigError, Interrupted, OrchestratorError, PipelineError, Problem, UnknownNameError
+from orchestrator.errors import (
+    ConfigError,
+    Interrupted,
+    OrchestratorError,
+    PipelineError,
+    Problem,
+    StageTimeoutError,
+    UnknownNameError,
+)
 from orchestrator.memory.snapshot import Snapshot
 from orchestrator.records import ErrorRecord, KVCacheRecord, MemoryRecord, RunRecord, StageMemory, StageRecord
 from orchestrator.registry import Registry
+from orchestrator.signals import owns_process
 from orchestrator.stage import Context, Skipped, Stage
 from orchestrator.state import Key
 from orchestrator.validation import problems_of
+from orchestrator.watchdog import run_within
 
 
 @dataclass(frozen=True)
@@ -110,13 +120,13 @@ def run(slots: Sequence[Slot], ctx: Context, record: RunRecord) -> BaseException
 
 def _run_one(slot: Slot, entry: StageRecord, ctx: Context, start: float) -> BaseException | None:
     ctx.metrics, ctx.spans = entry.metrics, entry.spans
+    ctx.open_spans.clear()
     entry.start_s = start
     entry.memory = StageMemory(before=_reading(ctx.device.snapshot()))
     stopped_by: BaseException | None = None
     summary = ""
     try:
-        summary = slot.stage.run(ctx) or ""
-        ctx.device.synchronize()
+        summary = _within_limit(slot, ctx) or ""
         _check_provided(slot, ctx)
         entry.status = "ok"
     except Skipped as reason:
@@ -133,6 +143,35 @@ def _run_one(slot: Slot, entry: StageRecord, ctx: Context, start: float) -> Base
     entry.wall_s = ctx.clock.now() - start
     ctx.events.stage(slot.name, entry.status, entry.wall_s, summary)
     return stopped_by
+
+
+def _within_limit(slot: Slot, ctx: Context) -> str | None:
+    def work() -> str | None:
+        summary = slot.stage.run(ctx)
+        ctx.device.synchronize()
+        return summary
+
+    def abandon(error: StageTimeoutError) -> None:
+        if ctx.abandon is not None:
+            ctx.abandon(error)
+
+    return run_within(
+        slot.stage.config.timeout_s,
+        work,
+        slot=slot.name,
+        open_spans=ctx.open_spans,
+        abandon=abandon,
+        ends_process=ctx.abandon is not None and owns_process(),
+    )
+
+
+def end_open_stage(record: RunRecord, error: BaseException, now_s: float) -> None:
+    """Close the record of a stage that something other than itself has ended."""
+    for entry in record.stages:
+        if entry.start_s is not None and entry.wall_s is None:
+            entry.wall_s = now_s - entry.start_s
+            entry.status = "interrupted" if isinstance(error, Interrupted) else "failed"
+            entry.error = None if isinstance(error, Interrupted) else error_record(error)
 
 
 def _check_provided(slot: Slot, ctx: Context) -> None:

@@ -15,6 +15,7 @@ from orchestrator.cache import Cache
 from orchestrator.clock import Clock
 from orchestrator.config import Config as RootConfig
 from orchestrator.device.base import Device
+from orchestrator.errors import StageError
 from orchestrator.events import Events
 from orchestrator.memory.ledger import Ledger
 from orchestrator.records import Span
@@ -61,6 +62,9 @@ class Context:
     cleanup: ExitStack = field(default_factory=ExitStack)
     metrics: dict[str, Any] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
+    open_spans: list[str] = field(default_factory=list)
+    abandon: Callable[[StageError], None] | None = None
+    """What is left to do about a stage that hangs; None: nothing."""
 
     def resolve(self, group: str, name: str) -> Any:
         """The class or function that `name` means in a plugin group (`engines`, `profilers`, `loaders`, ...).
@@ -74,10 +78,12 @@ class Context:
     def span(self, name: str) -> Iterator[None]:
         """Time a part of the stage. Waits for the device before it reads the clock."""
         start = self.clock.now()
+        self.open_spans.append(name)
         try:
             yield
         finally:
             self.device.synchronize()
+            self.open_spans.pop()
             self.spans.append(Span(name=name, start_s=start, wall_s=self.clock.now() - start))
 
 

@@ -51,6 +51,7 @@ def start(overrides: Sequence[str] = (), *, events: Events | None = None) -> Sta
 
     Raises:
         UserError: the configuration cannot work.
+        KeyboardInterrupt: the start was interrupted; its record is in its folder.
         StartError: a stage failed, or the pipeline has no stage that makes an engine.
     """
     clock = Clock.from_now()
@@ -61,5 +62,7 @@ def start(overrides: Sequence[str] = (), *, events: Events | None = None) -> Sta
     )
     if outcome.exit_code != 0 or outcome.engine is None:
         outcome.cleanup.close()
+        if outcome.record.status == "interrupted":
+            raise KeyboardInterrupt
         raise StartError(outcome.record)
     return Started(outcome.engine, outcome.record, outcome.cleanup)
