@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -7,15 +8,36 @@ import torch
 import transformers
 
 from orchestrator.engine import families
+from orchestrator.engine.attention.base import WINDOW
 from orchestrator.errors import CheckpointError, ConfigError
 
 
-def test_a_window_bounds_the_sequence() -> None:
+class SupportsImages:
+    """A model class as far as it is looked at."""
+
+    def get_image_features(self) -> None:
+        return None
+
+
+def on_meta(config: Any, model_class: Any) -> Any:
+    with torch.device("meta"):
+        return model_class._from_config(config)
+
+
+def test_positions_bound_the_sequence_and_a_window_does_not() -> None:
     config = transformers.MistralConfig(max_position_embeddings=4096, sliding_window=512)
-    assert families.resolve_max_model_len(config, "auto") == 512
-    assert families.resolve_max_model_len(config, 512) == 512
-    with pytest.raises(ConfigError, match=r"scheduler.max_model_len=513: .* window of 512 tokens; give at most 512"):
-        families.resolve_max_model_len(config, 513)
+    assert families.resolve_max_model_len(config, "auto") == 4096
+    assert families.resolve_max_model_len(config, 513) == 513
+    with pytest.raises(ConfigError, match=r"scheduler.max_model_len=4097: .* for 4096 tokens; give at most 4096"):
+        families.resolve_max_model_len(config, 4097)
+
+
+def test_a_window_is_needed_only_where_a_sequence_passes_it() -> None:
+    mistral = transformers.MistralConfig(sliding_window=512)
+    assert families.attention_needs(mistral, 513) == {WINDOW}
+    assert families.attention_needs(mistral, 512) == set()
+    assert families.attention_needs(transformers.Qwen3Config(use_sliding_window=False), 1 << 20) == set()
+    assert families.attention_needs(transformers.Gemma3Config(), 8192) == {WINDOW}
 
 
 def test_a_model_without_a_limit_needs_a_number() -> None:
@@ -36,7 +58,9 @@ def test_heads_of_a_size_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("config", "why"),
     [
-        (transformers.Gemma3Config(), "layer_types"),
+        (transformers.Qwen3NextConfig(), "linear_attention in layer_types"),
+        (transformers.Gemma2Config(), "logit_softcapping"),
+        (transformers.T5Config(), "encoder-decoder"),
         (transformers.GraniteConfig(logits_scaling=8.0), "logits_scaling"),
         (transformers.CohereConfig(), "logit_scale"),
     ],
@@ -49,24 +73,67 @@ def test_what_would_run_and_be_wrong_is_refused(config: Any, why: str) -> None:
 
 @pytest.mark.parametrize(
     "config",
-    [transformers.LlamaConfig(), transformers.Qwen2Config(), transformers.Qwen3Config(), transformers.InternVLConfig()],
+    [
+        *(transformers.LlamaConfig(), transformers.Qwen2Config(), transformers.Qwen3Config(), transformers.OPTConfig()),
+        *(transformers.InternVLConfig(), transformers.Qwen3VLConfig(), transformers.Gemma3Config()),
+    ],
     ids=lambda config: config.model_type,
 )
 def test_what_runs_is_not_refused(config: Any) -> None:
     families.refuse_unsupported(config)
 
 
-@pytest.mark.parametrize("name", ["Qwen2_5_VL", "Qwen3VL"])
-def test_positions_on_three_axes_are_refused(name: str) -> None:
-    config, model_class = (
-        getattr(transformers, f"{name}Config")(),
-        getattr(transformers, f"{name}ForConditionalGeneration"),
-    )
+@pytest.mark.parametrize(("name", "deepstack"), [("Qwen2_5_VL", 0), ("Qwen3VL", 3)])
+def test_traits_are_read_off_the_model(name: str, deepstack: int) -> None:
+    config = getattr(transformers, f"{name}Config")()
     config.text_config.num_hidden_layers = config.vision_config.depth = 1
-    with torch.device("meta"):
-        model = model_class._from_config(config)
-    with pytest.raises(CheckpointError, match="M-RoPE"):
-        families.refuse_decoder(model)
+    model = on_meta(config, getattr(transformers, f"{name}ForConditionalGeneration"))
+    assert families.traits(model) == families.Traits(axes=3, deepstack=deepstack)
+
+
+def test_masks_that_are_not_known_are_refused() -> None:
+    with pytest.raises(CheckpointError, match=r"'paligemma' cannot be served: .* \(create_masks_for_generate\)"):
+        families.looks_both_ways("paligemma", transformers.PaliGemmaForConditionalGeneration)
+    assert families.looks_both_ways("gemma3", transformers.Gemma3ForConditionalGeneration)
+    assert not families.looks_both_ways("llama", transformers.LlamaForCausalLM)
+
+
+def test_attention_that_cannot_be_replaced_is_refused() -> None:
+    model = on_meta(transformers.LlamaConfig(num_hidden_layers=1), transformers.LlamaForCausalLM)
+    assert families.traits(model) == families.Traits()
+    model.get_decoder()._supports_attention_backend = False
+    with pytest.raises(CheckpointError, match="'llama' cannot be served: its attention cannot be replaced"):
+        families.traits(model)
+
+
+def test_a_decoder_without_positions_is_refused() -> None:
+    model = on_meta(transformers.BloomConfig(n_layer=1), transformers.BloomForCausalLM)
+    with pytest.raises(CheckpointError, match="'bloom' cannot be served: its decoder does not take position_ids"):
+        families.traits(model)
+
+
+@pytest.mark.parametrize(
+    ("config", "processor", "model_class", "missing"),
+    [
+        ({}, {"image_processor": 1, "image_token": "<i>"}, object, "object has no get_image_features"),
+        ({}, {"image_token": "<i>"}, SupportsImages, "SimpleNamespace has no image_processor"),
+        ({}, {"image_processor": 1}, SupportsImages, "SimpleNamespace has no image_token"),
+        ({}, {"image_processor": 1, "image_token": "<i>"}, SupportsImages, "SimpleNamespace has no image_token_id"),
+    ],
+)
+def test_what_a_model_lacks_to_take_images_is_named(
+    config: dict[str, Any], processor: dict[str, Any], model_class: Any, missing: str
+) -> None:
+    settings, made = SimpleNamespace(model_type="odd", vision_config={}, **config), SimpleNamespace(**processor)
+    with pytest.raises(CheckpointError, match=f"'odd' cannot be given images: {missing}; mm.limit_per_prompt.image=0"):
+        families.refuse_without_images(settings, made, model_class)
+    assert families.placeholders(settings, made, model_class).texts == {}
+
+
+def test_a_placeholder_may_be_token_zero() -> None:
+    settings = SimpleNamespace(model_type="odd", image_token_id=0)
+    made = SimpleNamespace(image_processor=1, image_token="<i>")
+    assert families.placeholders(settings, made, SupportsImages).embed_ids == {"image": 0}
 
 
 def test_latent_attention_is_refused() -> None:

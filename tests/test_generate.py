@@ -6,7 +6,7 @@ import torch
 from orchestrator.engine.encoder_cache import EncoderCache, EncoderCacheError, EncoderIndex
 from orchestrator.engine.generate import Limits, Scheduler, run_all
 from orchestrator.engine.kv_cache import BlockPool
-from orchestrator.engine.step import OpenRequest, PlacedItem, Step
+from orchestrator.engine.step import Axes, OpenRequest, PlacedItem, Step
 from orchestrator.modality.base import MediaInputs
 
 
@@ -229,3 +229,35 @@ def test_encoder_rows_need_not_be_neighbours() -> None:
     assert torch.equal(cache.slab[rows], torch.arange(12.0).view(4, 3))
     assert not cache.slab[list(cache.index.rows("b"))].any()
     assert cache.bytes == 6 * 3 * 4
+
+
+def picture(name: str, rows: int, at: int) -> PlacedItem:
+    """An item whose encoder tokens look at each other."""
+    made = item(name, rows, at)
+    return PlacedItem(made.inputs, made.positions, ((at, at + rows),))
+
+
+def test_no_chunk_ends_among_tokens_that_look_at_each_other() -> None:
+    first, second = prompt(20, 3, picture("a", 6, 5), picture("b", 4, 13)), prompt(12, 2, picture("c", 5, 6))
+    for size in range(6, 24):
+        for request in (first, second):
+            request.output, request.logprobs, request.finish_reason, request.computed = [], [], "", 0
+        steps = Bench(tokens=size, rows=16, compute=16).run(first, second)
+        for step in steps:
+            for chunk in step.chunks:
+                assert not any(start < chunk.stop < stop for start, stop in chunk.sequence.runs)
+            assert step.num_tokens <= size
+        assert (first.error, second.error, len(first.output), len(second.output)) == (None, None, 3, 2)
+
+
+def test_tokens_that_look_at_each_other_and_fit_no_step_are_refused() -> None:
+    request = prompt(20, 3, picture("a", 7, 5))
+    Bench(tokens=6).run(request)
+    assert request.error == "7 tokens of one item look at each other and need one step, and max_num_batched_tokens is 6"
+
+
+def test_positions_on_axes_go_on_behind_the_prompt() -> None:
+    axes = Axes(((0, 1, 1, 1, 2), (0, 1, 1, 2, 3), (0, 1, 2, 1, 3)), -1)
+    assert axes.span(1, 2, 4) == [1, 2]
+    assert axes.span(2, 3, 7) == [1, 3, 4, 5]
+    assert axes.span(0, 6, 8) == [5, 6]

@@ -44,7 +44,8 @@ def text_folder(folder: Path, *, config: Any = None) -> Path:
     """A text model."""
     tokenizer = byte_tokenizer([])
     tokenizer.chat_template = chat_template({})
-    _write(folder, transformers.LlamaForCausalLM, config or text_config("llama"), tokenizer)
+    config = config or text_config("llama")
+    write_folder(folder, transformers.AutoModelForCausalLM._model_mapping[type(config)], config, tokenizer)
     return folder
 
 
@@ -83,11 +84,11 @@ def internvl_folder(folder: Path, *, family: str = "llama") -> Path:
         image_seq_length=TILE_TOKENS,
         chat_template=chat_template({"image": f"{PLACEHOLDER}\n", "video": "<video>\n"}),
     )
-    _write(folder, transformers.InternVLForConditionalGeneration, config, processor)
+    write_folder(folder, transformers.InternVLForConditionalGeneration, config, processor)
     return folder
 
 
-def _write(folder: Path, model_class: Any, config: Any, processor: Any) -> None:
+def write_folder(folder: Path, model_class: Any, config: Any, processor: Any) -> None:
     torch.manual_seed(0)
     model = model_class._from_config(config)
     for parameter in model.parameters():
@@ -153,7 +154,7 @@ def make_engine(
     if load:
         engine.load(SilentEvents())
         engine.reserve_encoder_cache(encoder_tokens)
-        engine.allocate_kv(blocks, config.kv.block_size)
+        engine.allocate_kv(blocks)
     return engine
 
 

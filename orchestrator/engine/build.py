@@ -20,6 +20,7 @@ from orchestrator.engine.weights.base import WeightsLoader, model_bytes
 from orchestrator.errors import CheckpointError, ConfigError
 from orchestrator.events import Events
 
+_FASTEST_FIRST = {"cuda": ("triton", "reference")}
 _PROCESSOR_SUFFIXES = frozenset({".json", ".jinja", ".model", ".txt"})
 
 
@@ -104,15 +105,27 @@ def processor_identity(folder: Path, options: dict[str, Any]) -> str:
 
 
 def attention_backend(
-    name: str, resolve: Callable[[str, str], Any], *, device: str, dtype: str, head_size: int
+    name: str,
+    resolve: Callable[[str, str], Any],
+    *,
+    device: str,
+    dtype: str,
+    head_size: int,
+    needs: frozenset[str] = frozenset(),
 ) -> AttentionBackend:
-    """The backend of that name; `auto` is the one that runs everywhere.
+    """The backend of that name; `auto` is the fastest that takes such a model.
 
     Raises:
-        ConfigError: it does not take this device, element type or head size.
+        ConfigError: it does not take this device, element type or head size, or lacks an ability that the model needs.
     """
-    cls: type[AttentionBackend] = resolve("attention", "reference" if name == "auto" else name)
-    refusal = cls.refusal(device, dtype, head_size)
+    if name == "auto":
+        candidates = (resolve("attention", known) for known in _FASTEST_FIRST.get(device, ("reference",)))
+        found: type[AttentionBackend] = next(
+            cls for cls in candidates if not (cls.refusal(device, dtype, head_size) or cls.lacks(needs))
+        )
+        return found()
+    cls: type[AttentionBackend] = resolve("attention", name)
+    refusal = cls.refusal(device, dtype, head_size) or cls.lacks(needs)
     if refusal:
         raise ConfigError.of("engine.attention", f"{refusal}; auto would work", name)
     return cls()

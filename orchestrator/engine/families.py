@@ -6,13 +6,16 @@ import inspect
 from dataclasses import dataclass
 from typing import Any
 
+from orchestrator.engine.attention.base import WINDOW
 from orchestrator.engine.base import KVSpec
 from orchestrator.errors import CheckpointError, ConfigError
 
 _NEUTRAL = {"final_logit_softcapping": None, "attn_logit_softcapping": None, "logit_scale": 1, "logits_scaling": 1}
 """Settings of a language model that the engine does not carry out, and the value that means they are off."""
 
-_THREE_AXES = "its language model needs positions on three axes (M-RoPE)"
+_SLIDING = "sliding_attention"
+_BOTH_WAYS_IN_IMAGES = frozenset({"gemma3"})
+"""Models whose own masks are causal but for the tokens of one image; others' masks are not known."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +34,10 @@ def refuse_unsupported(config: Any) -> None:
     """
     text = config.get_text_config()
     why = None
-    if _has_three_axes(text):
-        why = _THREE_AXES
-    elif getattr(text, "is_encoder_decoder", False):
+    if getattr(text, "is_encoder_decoder", False):
         why = "it is an encoder-decoder"
-    elif any(kind != "full_attention" for kind in getattr(text, "layer_types", None) or ()):
-        why = "some of its layers do not attend on the whole sequence (layer_types)"
+    elif other := sorted({*(getattr(text, "layer_types", None) or ())} - {"full_attention", _SLIDING}):
+        why = f"some of its layers are of another kind ({', '.join(other)} in layer_types)"
     elif getattr(text, "use_bidirectional_attention", None):
         why = "its attention is not causal (use_bidirectional_attention)"
     else:
@@ -44,7 +45,71 @@ def refuse_unsupported(config: Any) -> None:
             if getattr(text, name, off) not in (off, None):
                 why = f"its language model has {name}"
     if why:
-        raise CheckpointError(f"a model of type '{config.model_type}' cannot be served: {why}")
+        raise _refusal(config.model_type, why)
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What sets a model apart from others when it runs.
+
+    Attributes:
+        axes: positions that a token has: 1, or 3 with M-RoPE.
+        deepstack: encoder outputs beside the last layer's that the decoder adds in its first layers.
+        both_ways: whether the tokens of an image look at each other whatever their order.
+    """
+
+    axes: int = 1
+    deepstack: int = 0
+    both_ways: bool = False
+
+
+def traits(model: Any) -> Traits:
+    """Read off a built model; it may be on meta.
+
+    Raises:
+        CheckpointError: what the engine would have to call and the model lacks, or does in its own way.
+    """
+    kind = model.config.model_type
+    names = inspect.signature(model.get_decoder().forward).parameters
+    missing = [name for name in ("inputs_embeds", "position_ids", "cache") if name not in names]
+    if missing or model.get_output_embeddings() is None:
+        raise _refusal(kind, f"its decoder does not take {', '.join(missing) or 'an output head'}")
+    if not model.get_decoder()._supports_attention_backend:
+        raise _refusal(kind, "its attention cannot be replaced (_supports_attention_backend)")
+    both_ways = looks_both_ways(kind, type(model))
+    axes = 3 if hasattr(model.base_model, "get_rope_index") else 1
+    if axes == 3:
+        _refuse_rope_index(kind, model.base_model.get_rope_index)
+    elif _has_three_axes(model.config.get_text_config()):
+        raise _refusal(kind, "its language model needs positions on three axes, and it has no get_rope_index")
+    deepstack = 0
+    if "deepstack_visual_embeds" in names:
+        layers = getattr(getattr(model.config, "vision_config", None), "deepstack_visual_indexes", None)
+        if layers is None:
+            raise _refusal(kind, "its decoder takes DeepStack, and its vision_config has no deepstack_visual_indexes")
+        deepstack = len(layers)
+    return Traits(axes, deepstack, both_ways)
+
+
+def looks_both_ways(model_type: str, model_class: Any) -> bool:
+    """Whether an image's tokens look at each other whatever their order.
+
+    Raises:
+        CheckpointError: the model makes masks of a kind that is not known.
+    """
+    if not hasattr(model_class, "create_masks_for_generate"):
+        return False
+    if model_type not in _BOTH_WAYS_IN_IMAGES:
+        raise _refusal(model_type, "it makes attention masks of its own (create_masks_for_generate)")
+    return True
+
+
+def attention_needs(config: Any, max_model_len: int) -> frozenset[str]:
+    """Abilities that an attention backend must have beyond causal attention on everything."""
+    window = getattr(config.get_text_config(), "sliding_window", None)
+    layers = getattr(config.get_text_config(), "layer_types", None)
+    passed = window is not None and window < max_model_len and (layers is None or _SLIDING in layers)
+    return frozenset({WINDOW}) if passed else frozenset()
 
 
 def _has_three_axes(text_config: Any) -> bool:
@@ -53,21 +118,15 @@ def _has_three_axes(text_config: Any) -> bool:
     return any("mrope_section" in layer for layer in layers)
 
 
-def refuse_decoder(model: Any) -> None:
-    """Refuse what only the built model shows; it may be on meta.
+def _refuse_rope_index(kind: str, method: Any) -> None:
+    takes = inspect.signature(method).parameters
+    missing = [name for name in ("input_ids", "mm_token_type_ids") if name not in takes]
+    if missing:
+        raise _refusal(kind, f"its get_rope_index does not take {' and '.join(missing)}")
 
-    Raises:
-        CheckpointError: the decoder cannot be called with one position a token and a cache from outside.
-    """
-    if hasattr(model.base_model, "get_rope_index"):
-        raise CheckpointError(f"a model of type '{model.config.model_type}' cannot be served: {_THREE_AXES}")
-    names = inspect.signature(model.get_decoder().forward).parameters
-    missing = [name for name in ("inputs_embeds", "position_ids", "cache") if name not in names]
-    if missing or model.get_output_embeddings() is None:
-        raise CheckpointError(
-            f"a model of type '{model.config.model_type}' cannot be served: its decoder does not take "
-            f"{', '.join(missing) or 'an output head'}"
-        )
+
+def _refusal(model_type: str, why: str) -> CheckpointError:
+    return CheckpointError(f"a model of type '{model_type}' cannot be served: {why}")
 
 
 def kv_spec(config: Any, dtype: str, dtype_bytes: int) -> KVSpec:
@@ -78,7 +137,7 @@ def kv_spec(config: Any, dtype: str, dtype_bytes: int) -> KVSpec:
     """
     text = config.get_text_config()
     if getattr(text, "kv_lora_rank", None):
-        raise CheckpointError(f"a model of type '{config.model_type}' cannot be served: it has latent attention")
+        raise _refusal(config.model_type, "it has latent attention")
     heads = text.num_attention_heads
     return KVSpec(
         num_layers=text.num_hidden_layers,
@@ -95,30 +154,55 @@ def resolve_max_model_len(config: Any, wanted: int | str) -> int:
     Raises:
         ConfigError: more than the model has positions for, or `auto` where it does not say.
     """
-    text, field = config.get_text_config(), "scheduler.max_model_len"
-    limits = {
-        "has positions for": getattr(text, "max_position_embeddings", None),
-        # Within its window such a model attends on everything, and beyond it the paged attention would differ.
-        "attends on a window of": getattr(text, "sliding_window", None),
-    }
-    known = {what: int(most) for what, most in limits.items() if most is not None}
-    if not known:
+    most, field = getattr(config.get_text_config(), "max_position_embeddings", None), "scheduler.max_model_len"
+    if most is None:
         if isinstance(wanted, str):
             raise ConfigError.of(field, "the model does not say how long a sequence may be; give a number", wanted)
         return wanted
-    what, most = min(known.items(), key=lambda limit: limit[1])
     if isinstance(wanted, str):
-        return most
+        return int(most)
     if wanted > most:
-        raise ConfigError.of(field, f"the model {what} {most} tokens; give at most {most}", wanted)
+        raise ConfigError.of(field, f"the model has positions for {most} tokens; give at most {most}", wanted)
     return wanted
 
 
 def placeholders(config: Any, processor: Any, model_class: Any) -> Placeholders:
-    """How items enter a prompt of this model; nothing for a model without media."""
-    embed_id = getattr(config, "image_token_id", None) or getattr(config, "image_token_index", None)
-    text = getattr(processor, "image_token", None)
-    encodes = hasattr(model_class, "get_image_features") and getattr(processor, "image_processor", None) is not None
-    if embed_id is None or text is None or not encodes:
+    """How items enter a prompt of this model; nothing for a model without media, or without the means to encode it."""
+    if _missing_for_images(config, processor, model_class):
         return Placeholders({}, {})
-    return Placeholders({"image": str(text)}, {"image": int(embed_id)})
+    return Placeholders({"image": str(processor.image_token)}, {"image": _image_id(config)})
+
+
+def refuse_without_images(config: Any, processor: Any, model_class: Any) -> None:
+    """Refuse a model that looks at images, but not by transformers' conventions.
+
+    Raises:
+        CheckpointError: what is missing.
+    """
+    if not hasattr(config, "vision_config"):
+        return
+    missing = _missing_for_images(config, processor, model_class)
+    if missing:
+        raise CheckpointError(
+            f"a model of type '{config.model_type}' cannot be given images: {missing}; mm.limit_per_prompt.image=0 "
+            "starts it text only"
+        )
+
+
+def _missing_for_images(config: Any, processor: Any, model_class: Any) -> str | None:
+    """The first of the conventions for images that a model does not follow; None if it follows all."""
+    if not hasattr(model_class, "get_image_features"):
+        return f"{model_class.__name__} has no get_image_features"
+    if getattr(processor, "image_processor", None) is None:
+        return f"{type(processor).__name__} has no image_processor"
+    if getattr(processor, "image_token", None) is None:
+        return f"{type(processor).__name__} has no image_token"
+    if _image_id(config) < 0:
+        return f"{type(config).__name__} has no image_token_id"
+    return None
+
+
+def _image_id(config: Any) -> int:
+    """The id whose embedding an encoder output replaces; negative if the configuration names none."""
+    ids = (getattr(config, name, None) for name in ("image_token_id", "image_token_index"))
+    return next((int(found) for found in ids if found is not None), -1)

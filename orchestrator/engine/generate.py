@@ -68,6 +68,12 @@ class Scheduler:
         needed = blocks_for(longest, self._block_size)
         if needed > self._pool.num_blocks:
             return f"{longest} tokens take {needed} blocks of the KV cache, which has {self._pool.num_blocks}"
+        for start, stop in sequence.runs:
+            if stop - start > limits.max_num_batched_tokens:
+                return (
+                    f"{stop - start} tokens of one item look at each other and need one step, and "
+                    f"max_num_batched_tokens is {limits.max_num_batched_tokens}"
+                )
         for item in sequence.items:
             rows, modality = item.inputs.num_embeds, item.inputs.modality
             if rows > self._encoder.capacity:
@@ -102,7 +108,8 @@ class Scheduler:
     def _continue(self, sequence: OpenRequest, plan: _Plan) -> None:
         """Put as many of a sequence's next tokens into the step as there is room for."""
         start = sequence.computed
-        stop = self._lock_items(sequence, start, min(sequence.num_tokens, start + plan.tokens_left), plan)
+        stop = _before_run(sequence, start, min(sequence.num_tokens, start + plan.tokens_left))
+        stop = _before_run(sequence, start, self._lock_items(sequence, start, stop, plan))
         if stop > start:
             plan.chunks.append(Chunk(sequence, start, stop))
             plan.tokens_left -= stop - start
@@ -170,6 +177,11 @@ class _Plan:
     encoder_left: int
     chunks: list[Chunk] = field(default_factory=list)
     encode: list[MediaInputs] = field(default_factory=list)
+
+
+def _before_run(sequence: OpenRequest, start: int, stop: int) -> int:
+    """Where a chunk that would end at `stop` ends instead, so that it cuts no run of tokens that look both ways."""
+    return next((max(start, run[0]) for run in sequence.runs if run[0] < stop < run[1]), stop)
 
 
 def _append(sequence: OpenRequest, token: int, logprob: float) -> None:

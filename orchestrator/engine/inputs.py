@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import OrderedDict
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.config import MediaConfig
 from orchestrator.engine.base import Media, Request
+from orchestrator.engine.media_cache import MediaCache
 from orchestrator.engine.step import PlacedItem
 from orchestrator.errors import CheckpointError, OrchestratorError
 from orchestrator.modality.base import MediaInputs
-from orchestrator.units import MiB
 
 _NOT_FOR_THE_ENCODER = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"})
 
@@ -28,31 +29,14 @@ class RequestError(OrchestratorError):
     """What is wrong with one request; the others go on."""
 
 
-class MediaCache:
-    """Items after the processor, by content; the least recently used go when `max_bytes` are passed."""
+@dataclass(frozen=True)
+class _Edges:
+    """Where the inner part of an item's tokens begins and stops, and the text on both sides of it."""
 
-    def __init__(self, max_bytes: int = 256 * MiB) -> None:
-        self._max_bytes, self._bytes = max_bytes, 0
-        self._items: OrderedDict[str, MediaInputs] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def get(self, content_hash: str) -> MediaInputs | None:
-        item = self._items.get(content_hash)
-        if item is not None:
-            self._items.move_to_end(content_hash)
-        return item
-
-    def put(self, item: MediaInputs) -> None:
-        self._items[item.content_hash] = item
-        self._bytes += _bytes_of(item)
-        while self._bytes > self._max_bytes:
-            self._bytes -= _bytes_of(self._items.popitem(last=False)[1])
-
-    def clear(self) -> None:
-        self._items.clear()
-        self._bytes = 0
+    first: int
+    stop: int
+    before: str
+    after: str
 
 
 class PromptBuilder:
@@ -63,17 +47,26 @@ class PromptBuilder:
         placeholders: modality -> text that stands for an item in a prompt; empty for a text model.
         embed_ids: modality -> token id whose embedding an encoder output replaces.
         limits: what a prompt may carry.
+        whole_runs: whether neighbouring encoder outputs of an item must be in one step.
 
     Raises:
         CheckpointError: a placeholder is not one token of the tokenizer.
     """
 
     def __init__(
-        self, processor: Any, placeholders: Mapping[str, str], embed_ids: Mapping[str, int], limits: MediaConfig
+        self,
+        processor: Any,
+        placeholders: Mapping[str, str],
+        embed_ids: Mapping[str, int],
+        limits: MediaConfig,
+        *,
+        whole_runs: bool = False,
     ) -> None:
         self.processor, self.tokenizer = processor, getattr(processor, "tokenizer", processor)
         self._placeholders, self._embed_ids, self._limits = placeholders, embed_ids, limits
         self._placeholder_ids = {self._placeholder_id(text): modality for modality, text in placeholders.items()}
+        self._whole_runs = whole_runs
+        self._added_ids = frozenset(self.tokenizer.get_added_vocab().values())
         self.media = MediaCache()
 
     @property
@@ -115,27 +108,54 @@ class PromptBuilder:
         self._refuse_media(request)
         items = [self.item(media) for media in request.media]
         text = self.text(request)
-        compact = self.tokenizer.encode(text, add_special_tokens=self.adds_special_tokens(request, text))
+        special = self.adds_special_tokens(request, text)
+        edges = [self._edges(item) for item in items]
+        compact = self.tokenizer.encode(self._with_edges(text, edges), add_special_tokens=special)
         marked = [self._placeholder_ids[token] for token in compact if token in self._placeholder_ids]
         if marked != [item.modality for item in items]:
             raise RequestError(
                 f"the prompt has placeholders for {_count(marked)}, and the request carries "
                 f"{_count([item.modality for item in items])}"
             )
-        return self._expand(compact, items)
+        return self._expand(compact, items, edges)
 
-    def _expand(self, compact: list[int], items: list[MediaInputs]) -> tuple[list[int], tuple[PlacedItem, ...]]:
+    def _edges(self, item: MediaInputs) -> _Edges:
+        """Ordinary tokens at the two ends of what a placeholder becomes: they may merge with those of the text beside,
+        so they are tokenised together with it."""
+        known = [at for at, token in enumerate(item.token_ids) if token in self._added_ids]
+        if not known:
+            return _Edges(0, len(item.token_ids), "", "")
+        first, stop = known[0], known[-1] + 1
+        before, after = (self.tokenizer.decode(part) for part in (item.token_ids[:first], item.token_ids[stop:]))
+        return _Edges(first, stop, str(before), str(after))
+
+    def _with_edges(self, text: str, edges: list[_Edges]) -> str:
+        if not any(edge.before or edge.after for edge in edges):
+            return text
+        marks = re.compile("|".join(re.escape(mark) for mark in self._placeholders.values()))
+        coming = iter(edges)
+
+        def spelled(mark: re.Match[str]) -> str:
+            edge = next(coming, None)
+            return mark[0] if edge is None else f"{edge.before}{mark[0]}{edge.after}"
+
+        return marks.sub(spelled, text)
+
+    def _expand(
+        self, compact: list[int], items: list[MediaInputs], edges: list[_Edges]
+    ) -> tuple[list[int], tuple[PlacedItem, ...]]:
         ids: list[int] = []
         placed: list[PlacedItem] = []
-        coming = iter(items)
+        coming = zip(items, edges, strict=True)
         for token in compact:
             if token not in self._placeholder_ids:
                 ids.append(token)
                 continue
-            item = next(coming)
-            positions = tuple(len(ids) + at for at, embeds in enumerate(item.embed_mask) if embeds)
-            placed.append(PlacedItem(item, positions))
-            ids.extend(item.token_ids)
+            item, edge = next(coming)
+            shift = len(ids) - edge.first
+            positions = tuple(shift + at for at, embeds in enumerate(item.embed_mask) if embeds)
+            placed.append(PlacedItem(item, positions, _runs(positions) if self._whole_runs else ()))
+            ids.extend(item.token_ids[edge.first : edge.stop])
         return ids, tuple(placed)
 
     def _refuse_media(self, request: Request) -> None:
@@ -208,8 +228,11 @@ class PromptBuilder:
         return made
 
 
-def _bytes_of(item: MediaInputs) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in item.tensors.values())
+def _runs(positions: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """Spans (start, stop) of neighbours among ascending positions."""
+    starts = [at for at, before in zip(positions, (-2, *positions), strict=False) if at != before + 1]
+    stops = [at + 1 for at, after in zip(positions, (*positions[1:], -2), strict=True) if after != at + 1]
+    return tuple(zip(starts, stops, strict=True))
 
 
 def _count(modalities: list[str]) -> str:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import transformers
 
 from orchestrator.errors import VerificationError
 
@@ -37,11 +38,15 @@ def oracle_logprobs(
         for name, value in prompt.items()
         if name in takes and name not in ("input_ids", "attention_mask")
     }
-    keep = {"logits_to_keep": len(token_ids)} if "logits_to_keep" in takes else {}
-    # The last token is not fed: nothing is predicted after it.
-    ids = torch.tensor([own + token_ids[:-1]]).to(torch_device)
-    with own_attention(model.get_decoder()):
-        logits = model(input_ids=ids, **media, **keep, use_cache=False).logits[0, -len(token_ids) :]
+    decoder = model.get_decoder()
+    cache = transformers.DynamicCache(config=decoder.config)
+    keep = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
+    with own_attention(decoder), own_positions(model.base_model):
+        first = model(input_ids=_row(own, torch_device), **media, **keep, cache=cache, use_cache=True).logits[0, -1:]
+        # Apart from the prompt, because a drawn token may be a placeholder's; the last is not fed: nothing comes after.
+        drawn = token_ids[:-1]
+        later = [model(input_ids=_row(drawn, torch_device), cache=cache, use_cache=True).logits[0]] if drawn else []
+    logits = torch.cat([first, *later])
     logprobs = logits.float().log_softmax(-1)
     chosen = logprobs.gather(-1, torch.tensor(token_ids).to(torch_device).unsqueeze(-1)).squeeze(-1)
     return chosen.tolist(), logprobs.amax(-1).tolist()
@@ -56,3 +61,20 @@ def own_attention(decoder: Any) -> Iterator[None]:
         yield
     finally:
         decoder.set_attn_implementation(before)
+
+
+@contextmanager
+def own_positions(base_model: Any) -> Iterator[None]:
+    """Without what a model with positions on three axes remembers of its last prompt, for a while."""
+    if not hasattr(base_model, "rope_deltas"):
+        yield
+        return
+    base_model.rope_deltas = None
+    try:
+        yield
+    finally:
+        base_model.rope_deltas = None
+
+
+def _row(ids: list[int], torch_device: str) -> torch.Tensor:
+    return torch.tensor([ids]).to(torch_device)

@@ -9,10 +9,17 @@ from orchestrator.modality.base import MediaInputs
 
 @dataclass(frozen=True)
 class PlacedItem:
-    """A media item in a prompt: `positions` are where its encoder outputs go, in their order."""
+    """A media item in a prompt.
+
+    Attributes:
+        positions: where its encoder outputs go, in their order.
+        runs: spans (start, stop) of positions that look at each other both ways, so that one step must hold each whole;
+            none where the model's attention is causal throughout.
+    """
 
     inputs: MediaInputs
     positions: tuple[int, ...]
+    runs: tuple[tuple[int, int], ...] = ()
 
     @property
     def first(self) -> int:
@@ -24,12 +31,27 @@ class PlacedItem:
         return self.positions[-1] + 1
 
 
+@dataclass(frozen=True)
+class Axes:
+    """Positions on several axes (M-RoPE): a prompt's, by axis, and how far later tokens' lie from their place."""
+
+    prompt: tuple[tuple[int, ...], ...]
+    delta: int
+
+    def span(self, axis: int, start: int, stop: int) -> list[int]:
+        """Positions of the tokens `start` to `stop` (exclusive) on an axis."""
+        known = self.prompt[axis]
+        later = range(max(start, len(known)) + self.delta, max(stop, len(known)) + self.delta)
+        return [*known[start:stop], *later]
+
+
 @dataclass(eq=False)
 class OpenRequest:
     """A request on its way: its tokens, how many of them are in the KV cache, and what it holds.
 
     Attributes:
         stop_ids: tokens that end it.
+        axes: its positions, for a model that wants them on several axes.
         computed: tokens whose keys and values are in the cache.
         locked: hashes of the items it keeps in the encoder cache, by their place in `items`.
     """
@@ -38,6 +60,7 @@ class OpenRequest:
     max_tokens: int
     items: tuple[PlacedItem, ...] = ()
     stop_ids: frozenset[int] = frozenset()
+    axes: Axes | None = None
     output: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     computed: int = 0
@@ -59,6 +82,11 @@ class OpenRequest:
         """Ids of the positions `start` to `stop` (exclusive)."""
         split = len(self.prompt)
         return self.prompt[start:stop] + self.output[max(0, start - split) : max(0, stop - split)]
+
+    @property
+    def runs(self) -> tuple[tuple[int, int], ...]:
+        """Spans of its prompt that look at each other both ways."""
+        return tuple(run for item in self.items for run in item.runs)
 
     def fail(self, error: str) -> None:
         self.finish_reason, self.error = "error", error

@@ -14,7 +14,8 @@ _LONG_SIDES = (224, 448, 896, 1344, 1792, 2688, 3584, 5376)
 
 class GenericImageProfiler(ModalityProfiler):
     """Asks the processor how many tokens images of many sizes and aspect ratios become, and takes the smallest of the
-    costliest. Works for every processor that follows transformers' convention (`_get_num_multimodal_tokens`)."""
+    costliest. Works for every processor that follows transformers' convention (`_get_num_multimodal_tokens`), and
+    for one whose image processor counts patches, each of equally many tokens (`get_number_of_image_patches`)."""
 
     modalities: ClassVar[tuple[str, ...]] = ("image",)
 
@@ -48,12 +49,22 @@ class GenericImageProfiler(ModalityProfiler):
     def _count(self, shapes: list[tuple[int, int]]) -> list[int]:
         count = getattr(self.processor, "_get_num_multimodal_tokens", None)
         if count is None:
-            raise UserError(
-                f"{type(self.processor).__name__} cannot say how many tokens an image becomes "
-                "(_get_num_multimodal_tokens); mm.limit_per_prompt.image=0 starts text only"
-            )
+            return self._count_patches(shapes)
         sizes = [[height, width] for width, height in shapes]
         return list(count(image_sizes=sizes, **self.limits.processor_kwargs)["num_image_tokens"])
+
+    def _count_patches(self, shapes: list[tuple[int, int]]) -> list[int]:
+        count = getattr(getattr(self.processor, "image_processor", None), "get_number_of_image_patches", None)
+        if count is None:
+            raise UserError(
+                f"{type(self.processor).__name__} cannot say how many tokens an image becomes (neither it has "
+                "_get_num_multimodal_tokens nor its image processor get_number_of_image_patches); "
+                "mm.limit_per_prompt.image=0 starts text only"
+            )
+        given = self.limits.processor_kwargs
+        options = {**given, **given.get("images_kwargs", {})}
+        counts = [count(height, width, options) for width, height in shapes]
+        return [patches[0] if isinstance(patches, tuple) else patches for patches in counts]
 
 
 def plain_image(shape: tuple[int, ...]) -> Any:

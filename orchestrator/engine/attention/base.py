@@ -11,6 +11,10 @@ import torch
 
 from orchestrator.engine.kv_cache import pad_tables, slots_of
 
+WINDOW = "attention within a window"
+BOTH_WAYS = "attention both ways inside an image"
+"""What some models need beyond causal attention on everything."""
+
 
 @dataclass(frozen=True)
 class AttentionMetadata:
@@ -25,6 +29,9 @@ class AttentionMetadata:
         max_seq_len: the largest of `seq_lens`.
         query_starts: `query_start_loc`, on the host.
         lengths: `seq_lens`, on the host.
+        window: how many tokens, itself included, a token looks back; None for all.
+        both_ways: for each sequence, spans (start, stop) of positions that look at each other whatever their order; a
+            step holds each span whole, or it lies in the past. Empty where no sequence has any.
     """
 
     query_start_loc: torch.Tensor
@@ -35,12 +42,37 @@ class AttentionMetadata:
     max_seq_len: int
     query_starts: tuple[int, ...]
     lengths: tuple[int, ...]
+    window: int | None = None
+    both_ways: tuple[tuple[tuple[int, int], ...], ...] = ()
+
+    @property
+    def num_seqs(self) -> int:
+        return self.block_tables.shape[0]
+
+    @property
+    def num_decodes(self) -> int:
+        """How many of the first sequences have one new token; a step's decodes come before its prefills."""
+        steps = zip(self.query_starts, self.query_starts[1:], strict=False)
+        return next((index for index, (start, stop) in enumerate(steps) if stop - start > 1), self.num_seqs)
 
     @classmethod
     def build(
-        cls, spans: Sequence[tuple[int, int]], tables: Sequence[Sequence[int]], block_size: int, torch_device: str
+        cls,
+        spans: Sequence[tuple[int, int]],
+        tables: Sequence[Sequence[int]],
+        block_size: int,
+        torch_device: str,
+        both_ways: Sequence[Sequence[tuple[int, int]]] = (),
     ) -> AttentionMetadata:
-        """From the new positions (start, stop) of each sequence and its block table."""
+        """From the new positions (start, stop) of each sequence, its block table and its spans that look both ways, of
+        which those without a new position are left out."""
+        touched = (
+            tuple(
+                tuple(run for run in runs if run[1] > start) for runs, (start, _) in zip(both_ways, spans, strict=True)
+            )
+            if any(both_ways)
+            else ()
+        )
         starts = [0]
         for start, stop in spans:
             starts.append(starts[-1] + stop - start)
@@ -63,6 +95,7 @@ class AttentionMetadata:
             max_seq_len=max(lengths),
             query_starts=tuple(starts),
             lengths=tuple(lengths),
+            both_ways=touched if any(touched) else (),
         )
 
 
@@ -75,6 +108,7 @@ class AttentionBackend(ABC):
         dtypes: names of the element types it takes; empty for any.
         head_sizes: head sizes it takes; empty for any.
         graph_safe: whether a call with fixed shapes can be captured in a CUDA graph.
+        abilities: which of `WINDOW` and `BOTH_WAYS` it heeds in the metadata.
     """
 
     name: ClassVar[str]
@@ -82,6 +116,7 @@ class AttentionBackend(ABC):
     dtypes: ClassVar[frozenset[str]] = frozenset()
     head_sizes: ClassVar[frozenset[int]] = frozenset()
     graph_safe: ClassVar[bool] = False
+    abilities: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod
     def refusal(cls, device: str, dtype: str, head_size: int) -> str | None:
@@ -94,6 +129,12 @@ class AttentionBackend(ABC):
             if allowed and value not in allowed:
                 return f"it does not take {what} {value}, only {', '.join(str(item) for item in sorted(allowed))}"
         return None
+
+    @classmethod
+    def lacks(cls, needs: frozenset[str]) -> str | None:
+        """Why this backend cannot serve a model that needs those abilities; None if it can."""
+        missing = sorted(needs - cls.abilities)
+        return f"the model needs {' and '.join(missing)}, which it does not have" if missing else None
 
     @abstractmethod
     def attend(

@@ -7,13 +7,13 @@ number of engines can share it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from transformers import AttentionInterface
 
-from orchestrator.engine.attention.base import AttentionBackend, AttentionMetadata
+from orchestrator.engine.attention.base import WINDOW, AttentionBackend, AttentionMetadata
 from orchestrator.engine.kv_cache import KVCache
 
 IMPLEMENTATION = "orchestrator_paged"
@@ -37,6 +37,7 @@ class StepCache:
 
     def __init__(self, kv_cache: KVCache, backend: AttentionBackend, meta: AttentionMetadata) -> None:
         self._kv_cache, self._backend, self._meta = kv_cache, backend, meta
+        self._rows = kv_cache.rows(meta.slot_mapping)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Nothing, as far as a model may know: positions always come with the step."""
@@ -52,7 +53,7 @@ class StepCache:
         """
         if kwargs is None:
             raise TypeError("this model's attention does not hand its arguments to the cache; it cannot be paged")
-        self._kv_cache.write(layer_idx, self._meta.slot_mapping, _tokens_first(key), _tokens_first(value))
+        self._kv_cache.write(layer_idx, self._rows, _tokens_first(key), _tokens_first(value))
         kwargs[_CALL] = _Call(self._backend, *self._kv_cache.layer(layer_idx), self._meta)
         return key, value
 
@@ -78,9 +79,13 @@ def attend(
     """
     if paged_call is None:
         raise TypeError(f"{type(module).__name__} was called without the paged cache")
-    windowed = sliding_window is not None and sliding_window < paged_call.meta.max_seq_len
-    if windowed or softcap is not None or s_aux is not None:
-        raise TypeError(f"{type(module).__name__} wants a window, capped scores or sinks: the paged attention has none")
+    if softcap is not None or s_aux is not None:
+        raise TypeError(f"{type(module).__name__} wants capped scores or sinks: the paged attention has none")
+    meta = paged_call.meta
+    if sliding_window is not None and sliding_window < meta.max_seq_len:
+        if WINDOW not in paged_call.backend.abilities:
+            raise TypeError(f"{type(module).__name__} wants a window: {paged_call.backend.name} has none")
+        meta = replace(meta, window=sliding_window)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     output = paged_call.backend.attend(
         _tokens_first(query),
@@ -88,7 +93,7 @@ def attend(
         _tokens_first(value),
         paged_call.k_cache,
         paged_call.v_cache,
-        paged_call.meta,
+        meta,
         scale,
     )
     return output.unsqueeze(0), None

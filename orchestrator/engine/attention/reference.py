@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from orchestrator.engine.attention.base import AttentionBackend, AttentionMetadata
+from orchestrator.engine.attention.base import BOTH_WAYS, WINDOW, AttentionBackend, AttentionMetadata
 from orchestrator.engine.kv_cache import blocks_for
 
 
@@ -20,6 +21,7 @@ class ReferenceAttention(AttentionBackend):
     """
 
     name: ClassVar[str] = "reference"
+    abilities: ClassVar[frozenset[str]] = frozenset({WINDOW, BOTH_WAYS})
 
     def __init__(self, scores_at_once: int = 1 << 26) -> None:
         self._scores_at_once = scores_at_once
@@ -38,32 +40,52 @@ class ReferenceAttention(AttentionBackend):
         for index, length in enumerate(meta.lengths):
             rows = slice(meta.query_starts[index], meta.query_starts[index + 1])
             fresh = rows.stop - rows.start
-            if fresh == length:
+            runs = meta.both_ways[index] if meta.both_ways else ()
+            if fresh == length and not runs and (meta.window is None or meta.window >= length):
                 output[rows] = _attend(query[rows], key[rows], value[rows], scale, causal=fresh > 1)
                 continue
+            # Keys that no row looks at any more are not read.
+            first = 0 if meta.window is None else max(0, length - fresh - meta.window + 1)
             table = meta.block_tables[index, : blocks_for(length, k_cache.shape[1])]
-            keys = _gather(k_cache, table, length).to(query.dtype)
-            values = _gather(v_cache, table, length).to(query.dtype)
+            keys = _gather(k_cache, table, first, length).to(query.dtype)
+            values = _gather(v_cache, table, first, length).to(query.dtype)
             step = max(1, self._scores_at_once // (query.shape[1] * length))
             for start in range(rows.start, rows.stop, step):
                 piece = slice(start, min(start + step, rows.stop))
-                # Lower-right causal: the last of the new tokens sees all `length`, so these rows see up to `seen`.
-                seen = length - (rows.stop - piece.stop)
-                mask = _lower_right(piece.stop - piece.start, seen, query.device)
-                output[piece] = _attend(query[piece], keys[:seen], values[:seen], scale, mask=mask)
+                # The last of the new tokens is at `length - 1`, so these rows are the positions up to `stop`.
+                stop = length - (rows.stop - piece.stop)
+                seen = max([stop, *(run[1] for run in runs if run[0] < stop)])
+                mask = _mask(stop - (piece.stop - piece.start), stop, first, seen, meta.window, runs, query.device)
+                near = slice(0, seen - first)
+                output[piece] = _attend(query[piece], keys[near], values[near], scale, mask=mask)
         return output
 
 
-def _gather(cache: torch.Tensor, table: torch.Tensor, length: int) -> torch.Tensor:
-    """The first `length` tokens of a block table: (length, kv heads, head size)."""
-    return cache.index_select(0, table).flatten(0, 1)[:length]
+def _gather(cache: torch.Tensor, table: torch.Tensor, first: int, stop: int) -> torch.Tensor:
+    """Tokens `first` to `stop` (exclusive) of a block table: (stop - first, kv heads, head size)."""
+    skipped = first // cache.shape[1]
+    tokens = cache.index_select(0, table[skipped:]).flatten(0, 1)
+    return tokens[first - skipped * cache.shape[1] : stop - skipped * cache.shape[1]]
 
 
-def _lower_right(rows: int, columns: int, device: torch.device) -> torch.Tensor | None:
-    """(rows, columns), true where a row may look: the last row looks everywhere. None where all may."""
-    if rows == 1:
+def _mask(
+    start: int,
+    stop: int,
+    first: int,
+    seen: int,
+    window: int | None,
+    runs: Sequence[tuple[int, int]],
+    device: torch.device,
+) -> torch.Tensor | None:
+    """(stop - start, seen - first), true where the token of a position `start` to `stop` may look at one of `first` to
+    `seen`: back as far as the window goes, and inside a run both ways. None where all may."""
+    rows, columns = stop - start, seen - first
+    if rows == 1 and not runs and (window is None or columns <= window):
         return None
-    return torch.ones(rows, columns, dtype=torch.bool, device=device).tril_(columns - rows)
+    mask = torch.ones(rows, columns, dtype=torch.bool, device=device).tril_(start - first)
+    for run in runs:
+        mask[max(0, run[0] - start) : max(0, run[1] - start), max(0, run[0] - first) : max(0, run[1] - first)] = True
+    return mask if window is None else mask.triu_(start - first - window + 1)
 
 
 def _attend(
