@@ -8,10 +8,10 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from orchestrator.config import ModelConfig
-from orchestrator.errors import CheckpointError, ConfigError, near_miss
+from orchestrator.errors import CheckpointError, ConfigError, UnknownNameError, near_miss
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _SMALL_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
@@ -29,14 +29,27 @@ class ModelMaker(Protocol):
     def make(self, folder: Path) -> None: ...
 
 
+@runtime_checkable
+class CheckedMaker(Protocol):
+    """A maker that depends on something that may not be there."""
+
+    def check(self) -> None:
+        """
+        Raises:
+            UserError: it is not there.
+        """
+
+
 def find_folder(model: ModelConfig, *, make: Callable[[str], ModelMaker], cache_dir: Path) -> Path:
     """The folder of a model. `make(name)` gives the maker of that name.
 
     Raises:
         UserError: there is no such folder, hub id or maker, or the cache cannot be written.
     """
-    if model.path is None:
-        return _made(model.name, make(model.name), cache_dir)
+    maker = maker_for(model, make)
+    if maker is not None:
+        return _made(model.name, maker, cache_dir)
+    assert model.path is not None
     folder = Path(model.path).expanduser()
     if folder.is_dir():
         return folder.resolve()
@@ -47,6 +60,36 @@ def find_folder(model: ModelConfig, *, make: Callable[[str], ModelMaker], cache_
     raise ConfigError.of("model.path", f"there is no such folder{_near(folder)}", model.path)
 
 
+def maker_for(model: ModelConfig, make: Callable[[str], ModelMaker]) -> ModelMaker | None:
+    """The maker that writes the model's folder; None where it is a folder of the user's or a hub's.
+
+    Without weights a hub has nothing that a maker who knows the model's configuration could not write, so it is not
+    asked then; except for a revision that was named, which may be another configuration.
+
+    Raises:
+        UnknownNameError: the model has no path, and no maker has its name.
+    """
+    if model.path is None:
+        return make(model.name)
+    if model.load_format != "dummy" or model.revision is not None or Path(model.path).expanduser().is_dir():
+        return None
+    try:
+        maker = make(model.name)
+    except UnknownNameError:
+        return None
+    return maker if getattr(maker, "hub_id", None) == model.path else None
+
+
+def check_maker(model: ModelConfig, maker: ModelMaker, cache_dir: Path) -> None:
+    """Refuse beforehand what the maker cannot do, unless it has done it already.
+
+    Raises:
+        UserError: what the maker needs is not installed.
+    """
+    if isinstance(maker, CheckedMaker) and not _made_folder(model.name, maker, cache_dir).is_dir():
+        maker.check()
+
+
 def _near(folder: Path) -> str:
     """What the parent folder has instead."""
     if not folder.parent.is_dir():
@@ -55,10 +98,14 @@ def _near(folder: Path) -> str:
     return f"; {found}" if found.startswith("did you mean") else f"; {_INSTEAD}"
 
 
-def _made(name: str, maker: ModelMaker, cache_dir: Path) -> Path:
+def _made_folder(name: str, maker: ModelMaker, cache_dir: Path) -> Path:
     kind = type(maker)
     identity = hashlib.sha256(f"{kind.__module__}.{kind.__qualname__}:{maker.version}".encode()).hexdigest()
-    target = cache_dir.expanduser().absolute() / "models" / f"{name}-{identity[:12]}"
+    return cache_dir.expanduser().absolute() / "models" / f"{name}-{identity[:12]}"
+
+
+def _made(name: str, maker: ModelMaker, cache_dir: Path) -> Path:
+    target = _made_folder(name, maker, cache_dir)
     if target.is_dir():
         return target
     from safetensors import SafetensorError

@@ -47,8 +47,19 @@ _BUILT_IN = {
         "safetensors": "orchestrator.engine.weights.safetensors:SafetensorsLoader",
         "dummy": "orchestrator.engine.weights.dummy:DummyLoader",
     },
-    "attention": {"reference": "orchestrator.engine.attention.reference:ReferenceAttention"},
-    "models": {"tiny_internvl": "orchestrator.engine.models.tiny_internvl:TinyInternVL"},
+    "attention": {
+        "reference": "orchestrator.engine.attention.reference:ReferenceAttention",
+        "triton": "orchestrator.engine.attention.triton:TritonAttention",
+    },
+    "models": {
+        "tiny_internvl": "orchestrator.engine.models.tiny_internvl:TinyInternVL",
+        "internvl2_5_8b": "orchestrator.engine.models.real:InternVL25",
+        "qwen2_5_vl_3b": "orchestrator.engine.models.real:Qwen25VL3B",
+        "qwen2_5_vl_7b": "orchestrator.engine.models.real:Qwen25VL7B",
+        "llava_onevision_7b": "orchestrator.engine.models.real:LlavaOnevision7B",
+        "opt_125m": "orchestrator.engine.models.real:Opt125M",
+        "smollm2_135m": "orchestrator.engine.models.smollm2:SmolLM2",
+    },
 }
 
 

@@ -122,7 +122,7 @@ def test_a_bad_point_is_a_failed_record_and_not_the_end(tmp_path: Path) -> None:
     assert [record.status for record in records] == ["failed"] * 4
     errors = [record.error.message if record.error else "" for record in records]
     assert errors[0] == "gpu.util=3: must be a number above 0 and at most 1"
-    assert errors[1] == "model=nope: there is no model of that name; there are: auto, tiny_internvl"
+    assert errors[1].startswith("model=nope: there is no model of that name; there are: auto, internvl2_5_8b, ")
     assert records[2].overrides == ["gpu.util=4", "model=tiny_internvl"]
     assert records[2].config["gpu"]["util"] == 4
 

@@ -14,3 +14,4 @@ def test_every_package_and_the_configuration_are_listed() -> None:
     assert set(tool["packages"]) == {*(".".join(folder.parts) for folder in folders), "orchestrator.conf"}
     assert tool["package-dir"]["orchestrator.conf"] == "conf"
     assert tool["package-data"]["orchestrator.conf"] == ["**/*.yaml"]
+    assert tool["package-data"]["orchestrator.engine.models"] == ["configs/*.json"]

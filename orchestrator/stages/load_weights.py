@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 from orchestrator.artifacts import ENGINE
 from orchestrator.checkpoint import check, locate
 from orchestrator.config import Config as RootConfig
 from orchestrator.memory.snapshot import peak_of
-from orchestrator.model_folder import HUB_ID
+from orchestrator.model_folder import HUB_ID, ModelMaker, check_maker, maker_for
 from orchestrator.stage import Context, Resolver, Stage, StageConfig
 from orchestrator.units import format_size
 
@@ -26,15 +28,18 @@ class LoadWeights(Stage[LoadWeightsConfig]):
 
     def check(self, config: RootConfig, resolve: Resolver) -> None:
         path, cache_dir = config.model.path, Path(config.cache.dir).expanduser()
-        if path is None:
-            resolve("models", config.model.name)
-        elif Path(path).expanduser().exists() or not HUB_ID.fullmatch(path):
-            found = locate(config.model, make=lambda name: resolve("models", name)(), cache_dir=cache_dir)
+        make = _makers(resolve)
+        maker = maker_for(config.model, make)
+        if maker is not None:
+            check_maker(config.model, maker, cache_dir)
+        elif path is not None and (Path(path).expanduser().exists() or not HUB_ID.fullmatch(path)):
+            found = locate(config.model, make=make, cache_dir=cache_dir)
             check(found, config.model, DTYPES)
 
     def run(self, ctx: Context) -> str:
         engine = ctx.resolve("engines", ctx.config.engine.name)(ctx.config, ctx.device, ctx.resolve, ctx.cache.folder)
         ctx.cleanup.callback(engine.close)
+        made = maker_for(ctx.config.model, _makers(ctx.resolve)) is not None
         start = ctx.clock.now()
         with peak_of(ctx.device) as peak:
             report = engine.load(ctx.events)
@@ -49,6 +54,12 @@ class LoadWeights(Stage[LoadWeightsConfig]):
             dtype=report.dtype,
             peak_bytes=peak.above_bytes,
             bytes_per_s=int(report.bytes / seconds) if seconds else None,
+            made_here=made,
         )
         ctx.state.put(ENGINE, engine)
-        return f"{format_size(report.bytes)}, {report.parameters:,} parameters in {report.dtype}, by {report.loader}"
+        what = f"{format_size(report.bytes)}, {report.parameters:,} parameters in {report.dtype}, by {report.loader}"
+        return f"{what}, configuration and tokenizer made here" if made and report.loader == "dummy" else what
+
+
+def _makers(resolve: Resolver) -> Callable[[str], ModelMaker]:
+    return lambda name: cast(ModelMaker, resolve("models", name)())
