@@ -9,6 +9,7 @@ import pytest
 
 from orchestrator.engine.models.tiny_internvl import TinyInternVL
 from orchestrator.model_folder import find_folder
+from tests.gpu.sources import stale_records
 from tests.toy import composed
 
 
@@ -26,3 +27,9 @@ def tiny_folder(no_hub_and_a_cache_of_our_own: None) -> Path:
     """The embedded model's folder."""
     config = composed()
     return find_folder(config.model, make=lambda name: TinyInternVL(), cache_dir=Path(config.cache.dir))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say which records of a GPU are older than the code; they cannot be made again here."""
+    for name in stale_records():
+        terminalreporter.write_line(f"older than the code: tests/gpu/records/{name}.json")

@@ -143,9 +143,9 @@ def test_a_prompts_ids_are_the_processors(engine: TransformersEngine) -> None:
 
 
 def test_everything_is_given_back(engine: TransformersEngine) -> None:
-    free = engine._pool.num_free
+    free = engine._need_memory().pool.num_free
     engine.generate(MIXED)
-    assert engine._pool.num_free == free
+    assert engine._need_memory().pool.num_free == free
     assert engine.held() == {"encoder outputs": 4, "media inputs": 4, "requests": 0}
     engine.clear_caches()
     assert not any(engine.held().values())
@@ -230,19 +230,20 @@ class _WrongPool(BlockPool):
 
 
 def test_blocks_shared_by_mistake_show_in_the_logprobs(engine: TransformersEngine) -> None:
-    engine._pool = _WrongPool(64)
+    engine._need_memory().pool = _WrongPool(64)
     asked = [MIXED[1], MIXED[3]]
     assert faults(engine, asked, engine.generate(asked)) > 1e-2
 
 
 def test_garbage_in_a_block_shows_in_the_logprobs(vlm: Path) -> None:
     engine = make_engine(vlm, scheduler={"max_num_batched_tokens": 48})
-    assert engine._kv is not None and engine._loaded is not None
-    runner, kv = engine._loaded.runner, engine._kv
+    kv = engine._need_memory().cache
+    assert kv is not None and engine._loaded is not None
+    runner = engine._loaded.runner
     execute = runner.execute
 
     def spoilt(*arguments: Any) -> Any:
-        kv.storage[:, :, 1] = 1.0
+        kv.storage[1] = 1.0
         return execute(*arguments)
 
     runner.execute = spoilt  # type: ignore[assignment,method-assign]
@@ -287,7 +288,7 @@ def test_dummy_work_leaves_nothing_but_the_encoders_outputs(engine: Transformers
 
 def test_bytes_are_what_was_asked_for(engine: TransformersEngine) -> None:
     assert engine.reserve_encoder_cache(100) == 100 * 64 * 4
-    assert engine.allocate_kv(5, 16) == 6 * engine.kv_spec.bytes_per_block(16)
+    assert engine.allocate_kv(5) == 6 * engine.kv_spec.bytes_per_block(16)
     assert engine.kv_spec.bytes_per_block(16) == 16 * 2 * 2 * 2 * 16 * 4
 
 
@@ -303,7 +304,7 @@ def test_weights_in_another_type(vlm: Path) -> None:
     assert (report.dtype, report.loader, report.files) == ("bfloat16", "dummy", 0)
     assert report.bytes >= 2 * report.parameters
     engine.reserve_encoder_cache(64)
-    engine.allocate_kv(32, 16)
+    engine.allocate_kv(32)
     assert [output.finish_reason for output in engine.generate(MIXED[:2])] == ["length", "length"]
 
 
@@ -360,7 +361,7 @@ def test_processor_options_are_heeded(vlm: Path, spelling: dict[str, Any]) -> No
     ("settings", "why"),
     [
         ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}}, "three axes"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
+        ({"layer_types": ["full_attention", "chunked_attention"]}, "chunked_attention in layer_types"),
         ({"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
     ],
 )

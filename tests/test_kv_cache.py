@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from orchestrator.device.fake import FakeDevice
 from orchestrator.engine.base import KVSpec
 from orchestrator.engine.kv_cache import (
     PADDING_BLOCK,
@@ -13,6 +14,7 @@ from orchestrator.engine.kv_cache import (
     pad_tables,
     slots_of,
 )
+from orchestrator.errors import DeviceOutOfMemoryError
 
 SPEC = KVSpec(num_layers=3, num_kv_heads=2, head_dim=8, dtype="float32", dtype_bytes=4)
 
@@ -78,9 +80,36 @@ def test_padding_only_has_one_block() -> None:
 def test_a_write_lands_in_its_slots_of_its_layer_alone() -> None:
     cache = KVCache.allocate(SPEC, 2, 4, "cpu")
     key, value = torch.randn(3, 2, 8), torch.randn(3, 2, 8)
-    cache.write(1, torch.tensor([5, 6, 11]), key, value)
+    rows = cache.rows(torch.tensor([5, 6, 11]))
+    cache.write(1, rows, key, value)
     keys, values = cache.layer(1)
     assert torch.equal(keys[1, 1:3], key[:2])
     assert torch.equal(values[2, 3], value[2])
-    cache.write(1, torch.tensor([5, 6, 11]), torch.zeros_like(key), torch.zeros_like(value))
+    assert not cache.layer(0)[0].any()
+    cache.write(1, rows, torch.zeros_like(key), torch.zeros_like(value))
     assert not cache.storage.any()
+
+
+def test_a_reserved_cache_grows_by_whole_blocks_and_keeps_what_it_has() -> None:
+    size = SPEC.bytes_per_block(4)
+    device = FakeDevice(100 * size, granularity=3 * size)
+    cache = KVCache.reserve(SPEC, 50, 4, device)
+    assert (cache.num_blocks, cache.bytes) == (0, 3 * size)
+    cache.storage[0].fill_(7.0)
+    cache.grow(10)
+    assert (cache.num_blocks, cache.bytes) == (10, 12 * size)
+    assert bool((cache.storage[0] == 7.0).all()) and not cache.storage[1:11].any()
+    assert device.snapshot().ours_bytes == 12 * size
+    cache.close()
+    cache.close()
+    assert device.snapshot().ours_bytes == 0
+
+
+def test_a_cache_that_cannot_grow_is_as_it_was() -> None:
+    size = SPEC.bytes_per_block(4)
+    cache = KVCache.reserve(SPEC, 50, 4, FakeDevice(10 * size, granularity=size))
+    with pytest.raises(DeviceOutOfMemoryError):
+        cache.grow(20)
+    assert (cache.num_blocks, cache.bytes) == (0, size)
+    with pytest.raises(BlockError, match="reserved addresses"):
+        KVCache.padding_only(SPEC, 4, "cpu").grow(1)

@@ -19,6 +19,8 @@ LEVELS: dict[str, float] = {
     "events": 0,
     "clock": 0,
     "signals": 0.5,
+    "watchdog": 0.5,
+    "last_words": 0.5,
     "memory": 1,
     "modality.budget": 1,
     "config": 1,
@@ -43,6 +45,7 @@ LEVELS: dict[str, float] = {
     "modality": 4,
     "registry": 5,
     "pipeline": 6,
+    "conclusion": 6.5,
     "report": 6,
     "app": 7,
     "compose": 8,
@@ -157,7 +160,9 @@ def test_stages_meet_only_through_keys() -> None:
 @pytest.mark.parametrize("name", ["torch.cuda", "pynvml", "cuda"])
 def test_only_the_device_knows_the_hardware(name: str) -> None:
     found = {each.source for each in IMPORTS if each.target == name or each.target.startswith(f"{name}.")}
-    assert {source for source in found if room(source) != "device"} == set()
+    # Addresses are arithmetic over the driver's calls, and know no torch: they are memory's.
+    allowed = {"memory.virtual"} if name == "cuda" else set()
+    assert {source for source in found if room(source) != "device"} <= allowed
 
 
 def test_hardware_knows_nothing_of_models() -> None:

@@ -49,6 +49,7 @@ class ToyEngine:
     kv_spec: KVSpec = field(default_factory=lambda: KVSpec(1, 1, 1, "float32", 4))
     max_model_len: int = 64
     planted: str = ""
+    block_size: int = 16
     graph_bytes: int = 0
     processor: Any = None
     model_config: Any = field(default_factory=lambda: SimpleNamespace(model_type="toy"))
@@ -66,6 +67,9 @@ class ToyEngine:
 
     def media_inputs(self, media: Media) -> MediaInputs:
         return MediaInputs(media.modality, [9] * 5, [True] * 5, {}, "hash")
+
+    def prompt_tokens(self, request: Request) -> int:
+        return 5
 
     def reserve_encoder_cache(self, tokens: int) -> int:
         self.device.allocate(tokens)
@@ -86,8 +90,15 @@ class ToyEngine:
         self.device.allocate(self.graph_bytes) if self.graph_bytes > 0 else self.device.free(-self.graph_bytes)
         return [CapturedGraph(size, 0.0, 0) for size in sizes]
 
-    def allocate_kv(self, num_blocks: int, block_size: int) -> int:
-        size = (num_blocks + 1) * self.kv_spec.bytes_per_block(block_size)
+    @property
+    def keeps_graphs(self) -> bool:
+        return False
+
+    def kv_bytes(self, num_blocks: int) -> int:
+        return (num_blocks + 1) * self.kv_spec.bytes_per_block(self.block_size)
+
+    def allocate_kv(self, num_blocks: int) -> int:
+        size = self.kv_bytes(num_blocks)
         self.device.allocate(size)
         return size
 

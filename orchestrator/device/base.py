@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from orchestrator.memory.snapshot import Snapshot
 
@@ -18,6 +19,35 @@ class DeviceInfo:
     driver: str | None = None
     capability: str | None = None
     uuid: str | None = None
+
+
+class Graph(Protocol):
+    """Work that was captured once and is replayed as one launch.
+
+    Attributes:
+        outputs: what the work returned; tensors that every replay writes again.
+    """
+
+    outputs: Any
+
+    def replay(self) -> None:
+        """Do the work again on whatever its input tensors now hold."""
+
+
+class Reserved(Protocol):
+    """Device addresses that memory is mapped into from their beginning on."""
+
+    def rounded(self, size: int) -> int:
+        """`size` in whole pages: what mapping it takes."""
+
+    def grow(self, size: int) -> int:
+        """Map memory until the first `size` bytes have it; the bytes mapped now."""
+
+    def tensor(self, dtype: str, shape: tuple[int, ...]) -> Any:
+        """A tensor over the addresses; only what has memory may be touched."""
+
+    def close(self) -> None:
+        """Unmap everything. May be called again."""
 
 
 @runtime_checkable
@@ -43,6 +73,10 @@ class Device(Protocol):
     def memory_slack_bytes(self) -> int:
         """How far a reading of this process may stray for reasons that no allocation of ours explains."""
 
+    @property
+    def virtual_memory_refusal(self) -> str | None:
+        """Why memory cannot be mapped into reserved addresses here; None if it can."""
+
     def open(self) -> None:
         """Make the context. The first thing that takes memory."""
 
@@ -60,5 +94,19 @@ class Device(Protocol):
 
     def limit(self, allocator_bytes: int) -> None:
         """Cap what the allocator may take from now on."""
+
+    def reserve(self, size: int) -> Reserved:
+        """Addresses for `size` bytes, without memory. Only where `virtual_memory_refusal` is None."""
+
+    def graph_pool(self) -> Any:
+        """Memory for graphs that may share it: those of which only one runs at a time."""
+
+    def capture(self, work: Callable[[], Any], pool: Any) -> Graph:
+        """Run `work` once for real, then capture it. Only where `supports_graphs`.
+
+        Args:
+            work: launches work on tensors that outlive the graph; returns tensors.
+            pool: of `graph_pool`.
+        """
 
     def close(self) -> None: ...

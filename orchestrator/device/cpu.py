@@ -6,11 +6,14 @@ import ctypes
 import platform
 import resource
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 
-from orchestrator.device.base import DeviceInfo
+from orchestrator.device.base import DeviceInfo, Graph, Reserved
+from orchestrator.errors import StageError
 from orchestrator.memory.snapshot import Snapshot
 from orchestrator.units import MiB
 
@@ -23,6 +26,7 @@ class CpuDevice:
 
     torch_device = "cpu"
     supports_graphs = False
+    virtual_memory_refusal = "a CPU needs no addresses reserved"
     dtypes = frozenset({"float32", "float16", "bfloat16"})
     source_reason = "resident set of this process, the interpreter and libraries before the start not counted"
     memory_slack_bytes = 64 * MiB
@@ -39,14 +43,15 @@ class CpuDevice:
         return DeviceInfo("cpu", platform.processor() or platform.machine(), self._total)
 
     def snapshot(self) -> Snapshot:
-        ours = self._process.memory_info().rss
+        ours, high_water = self._process.memory_info().rss, self._high_water()
         return Snapshot(
             total_bytes=self._total,
             free_bytes=max(0, min(psutil.virtual_memory().available, self._total - ours)),
             ours_bytes=ours,
             allocated_bytes=ours,
             reserved_bytes=ours,
-            peak_bytes=max(ours, self._high_water()),
+            peak_bytes=max(ours, high_water),
+            peak_reserved_bytes=max(ours, high_water),
             source="rss",
         )
 
@@ -72,6 +77,15 @@ class CpuDevice:
 
     def limit(self, allocator_bytes: int) -> None:
         return None
+
+    def reserve(self, size: int) -> Reserved:
+        raise StageError("a CPU reserves no addresses")
+
+    def graph_pool(self) -> Any:
+        return None
+
+    def capture(self, work: Callable[[], Any], pool: Any) -> Graph:
+        raise StageError("a CPU has no graphs")
 
     def close(self) -> None:
         return None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
-from orchestrator.device.base import DeviceInfo
+from orchestrator.device.base import DeviceInfo, Graph, Reserved
 from orchestrator.errors import DeviceOutOfMemoryError
 from orchestrator.memory.snapshot import Snapshot, Source
 
@@ -18,6 +19,7 @@ class FakeDevice:
         context_bytes: what `open` takes, once.
         script: called one by one with the device, each after one reading was taken: what neighbours do meanwhile.
         dtypes: element types that the device has.
+        granularity: of mapped memory; None for a device that maps none.
     """
 
     torch_device = "cpu"
@@ -33,6 +35,7 @@ class FakeDevice:
         script: Iterable[Callable[[FakeDevice], None]] = (),
         dtypes: Iterable[str] = ("float32", "bfloat16", "float16"),
         supports_graphs: bool = False,
+        granularity: int | None = None,
         source: Source = "nvml_process",
     ) -> None:
         self.total_bytes, self.others_bytes = total_bytes, others_bytes
@@ -40,6 +43,8 @@ class FakeDevice:
         self.dtypes = frozenset(dtypes)
         self.allocated_bytes = self.non_torch_bytes = self.peak_bytes = 0
         self.limit_bytes: int | None = None
+        self.granularity = granularity
+        self.virtual_memory_refusal = None if granularity else "this fake maps no memory"
         self._source: Source = source
         self._script = iter(script)
         self._opened = False
@@ -62,6 +67,16 @@ class FakeDevice:
         self.allocated_bytes = wanted
         self.peak_bytes = max(self.peak_bytes, wanted)
 
+    def map(self, size: int) -> None:
+        """Take memory past the allocator.
+
+        Raises:
+            DeviceOutOfMemoryError: more than is free.
+        """
+        if size > self.total_bytes - self.others_bytes - self.non_torch_bytes - self.allocated_bytes:
+            raise DeviceOutOfMemoryError(f"tried to map {size} bytes")
+        self.non_torch_bytes += size
+
     def free(self, size: int) -> None:
         self.allocated_bytes -= size
 
@@ -82,6 +97,7 @@ class FakeDevice:
             allocated_bytes=self.allocated_bytes,
             reserved_bytes=self.allocated_bytes,
             peak_bytes=self.peak_bytes,
+            peak_reserved_bytes=self.peak_bytes,
             source=self._source,
         )
         event = next(self._script, None)
@@ -101,5 +117,54 @@ class FakeDevice:
     def limit(self, allocator_bytes: int) -> None:
         self.limit_bytes = allocator_bytes
 
+    def reserve(self, size: int) -> Reserved:
+        return _Mapped(self, size)
+
+    def graph_pool(self) -> Any:
+        return None
+
+    def capture(self, work: Callable[[], Any], pool: Any) -> Graph:
+        return _Repeated(work)
+
     def close(self) -> None:
         return None
+
+
+class _Mapped:
+    """Reserved addresses: host memory that is there at once, and counted as it is mapped."""
+
+    def __init__(self, device: FakeDevice, size: int) -> None:
+        self._device, self._size = device, size
+        self.mapped_bytes = 0
+
+    def rounded(self, size: int) -> int:
+        step = self._device.granularity or 1
+        return -(-size // step) * step
+
+    def grow(self, size: int) -> int:
+        missing = self.rounded(size) - self.mapped_bytes
+        if missing > 0:
+            self._device.map(missing)
+            self.mapped_bytes += missing
+        return self.mapped_bytes
+
+    def tensor(self, dtype: str, shape: tuple[int, ...]) -> Any:
+        import torch
+
+        return torch.zeros(shape, dtype=getattr(torch, dtype))
+
+    def close(self) -> None:
+        self._device.non_torch_bytes -= self.mapped_bytes
+        self.mapped_bytes = 0
+
+
+class _Repeated:
+    """Does the work again, and writes into the first outputs as a real graph does."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self._work = work
+        self.outputs = work()
+
+    def replay(self) -> None:
+        for old, new in zip(self.outputs, self._work(), strict=True):
+            old.copy_(new)

@@ -108,6 +108,9 @@ class Engine(Protocol):
     def media_inputs(self, media: Media) -> MediaInputs:
         """One item through the model's processor, on the host. May be called at any time."""
 
+    def prompt_tokens(self, request: Request) -> int:
+        """Tokens that a request's prompt becomes, media included. May be called at any time."""
+
     def reserve_encoder_cache(self, tokens: int) -> int:
         """Take the memory that keeps encoder outputs; its bytes."""
 
@@ -121,10 +124,19 @@ class Engine(Protocol):
     def dummy_logits(self, num_rows: int) -> None:
         """Logits and sampling for `num_rows` sequences. Leaves nothing."""
 
-    def capture(self, sizes: Sequence[int]) -> list[CapturedGraph]:
-        """Capture one decode graph a batch size. May be called again."""
+    @property
+    def keeps_graphs(self) -> bool:
+        """Whether graphs that are captured before the KV cache has memory stay right afterwards. Otherwise they only
+        show what graphs take, and must be captured again."""
 
-    def allocate_kv(self, num_blocks: int, block_size: int) -> int:
+    def capture(self, sizes: Sequence[int]) -> list[CapturedGraph]:
+        """Capture one decode graph a batch size, in place of earlier ones; none where steps cannot be captured. May be
+        called again."""
+
+    def kv_bytes(self, num_blocks: int) -> int:
+        """What `allocate_kv` takes for `num_blocks` usable blocks of `kv.block_size` tokens and the padding block."""
+
+    def allocate_kv(self, num_blocks: int) -> int:
         """Make the KV cache of `num_blocks` usable blocks and the padding block; its bytes."""
 
     def generate(self, requests: Sequence[Request]) -> list[Output]:

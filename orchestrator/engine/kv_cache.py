@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from orchestrator.device.base import Device, Reserved
 from orchestrator.engine.base import KVSpec
 from orchestrator.errors import OrchestratorError
 
@@ -83,10 +84,21 @@ class BlockPool:
 
 class KVCache:
     """Keys and values of all layers, over one storage of shape
-    (layers, 2, num_blocks + 1, block_size, kv_heads, head_dim)."""
+    (num_blocks + 1, layers, 2, block_size, kv_heads, head_dim).
 
-    def __init__(self, storage: torch.Tensor) -> None:
+    The block comes first, so that a block of all layers is contiguous: a cache whose memory is mapped piece by piece
+    grows by whole blocks at its end, each of which every layer can use at once.
+
+    Args:
+        storage: may have more blocks than have memory.
+        num_blocks: usable blocks that have memory, the padding block not counted; None for all of `storage`.
+        reserved: the addresses that `storage` lies in, if memory is mapped into them later.
+    """
+
+    def __init__(self, storage: torch.Tensor, num_blocks: int | None = None, reserved: Reserved | None = None) -> None:
         self.storage = storage
+        self.num_blocks = storage.shape[0] - 1 if num_blocks is None else num_blocks
+        self._reserved = reserved
 
     @classmethod
     def allocate(cls, spec: KVSpec, num_blocks: int, block_size: int, torch_device: str) -> KVCache:
@@ -94,33 +106,80 @@ class KVCache:
         on a CPU, and what a request reads beyond its own tokens is never NaN."""
         import torch
 
-        shape = (spec.num_layers, 2, num_blocks + 1, block_size, spec.num_kv_heads, spec.head_dim)
-        return cls(torch.empty(shape, dtype=getattr(torch, spec.dtype), device=torch_device).zero_())
+        dtype = getattr(torch, spec.dtype)
+        return cls(torch.empty(_shape(spec, num_blocks, block_size), dtype=dtype, device=torch_device).zero_())
 
     @classmethod
     def padding_only(cls, spec: KVSpec, block_size: int, torch_device: str) -> KVCache:
         """What dummy steps write to and read from: the padding block alone."""
         return cls.allocate(spec, 0, block_size, torch_device)
 
-    @property
-    def num_blocks(self) -> int:
-        """Blocks that requests can use."""
-        return self.storage.shape[2] - 1
+    @classmethod
+    def reserve(cls, spec: KVSpec, most_blocks: int, block_size: int, device: Device) -> KVCache:
+        """A cache with addresses for `most_blocks` blocks, of which only the padding block has memory."""
+        reserved = device.reserve((most_blocks + 1) * spec.bytes_per_block(block_size))
+        try:
+            reserved.grow(spec.bytes_per_block(block_size))
+            storage = reserved.tensor(spec.dtype, _shape(spec, most_blocks, block_size))
+            storage[0].zero_()
+        except BaseException:
+            reserved.close()
+            raise
+        return cls(storage, 0, reserved)
+
+    def grow(self, num_blocks: int) -> None:
+        """Give memory, filled with zeros, to the addresses of the first `num_blocks` usable blocks.
+
+        Raises:
+            BlockError: the cache is not over reserved addresses.
+            DeviceOutOfMemoryError: the device has not so much left; the cache is as it was.
+        """
+        if self._reserved is None:
+            raise BlockError("only a cache over reserved addresses can grow")
+        self._reserved.grow((num_blocks + 1) * self._bytes_per_block)
+        self.storage[self.num_blocks + 1 : num_blocks + 1].zero_()
+        self.num_blocks = max(self.num_blocks, num_blocks)
+
+    def bytes_for(self, num_blocks: int) -> int:
+        """What `bytes` is with so many usable blocks."""
+        size = (num_blocks + 1) * self._bytes_per_block
+        return size if self._reserved is None else self._reserved.rounded(size)
+
+    def close(self) -> None:
+        """Give the memory back; the tensors over it must not be used any more. May be called again."""
+        if self._reserved is not None:
+            self._reserved.close()
 
     @property
     def block_size(self) -> int:
         return self.storage.shape[3]
 
     @property
+    def _bytes_per_block(self) -> int:
+        return self.storage[0].numel() * self.storage.element_size()
+
+    @property
     def bytes(self) -> int:
-        return self.storage.numel() * self.storage.element_size()
+        """Of device memory; mapped memory comes in the device's granularity."""
+        return self.bytes_for(self.num_blocks)
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of a layer, each (num_blocks + 1, block_size, kv_heads, head_dim)."""
-        keys, values = self.storage[index].unbind(0)
+        """Keys and values of a layer, each (blocks, block_size, kv_heads, head_dim); only blocks with memory may be
+        read or written."""
+        keys, values = self.storage[:, index].unbind(1)
         return keys, values
 
-    def write(self, index: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Put `key` and `value`, each (tokens, kv_heads, head_dim), into the slots of a layer."""
-        for target, source in zip(self.layer(index), (key, value), strict=True):
-            target.flatten(0, 1).index_copy_(0, slots, source.to(target.dtype))
+    def rows(self, slots: torch.Tensor) -> torch.Tensor:
+        """Where slots lie in layer 0's keys, for `write`: the same for all layers of a step."""
+        _, layers, parts, block_size, _, _ = self.storage.shape
+        return slots // block_size * (layers * parts * block_size) + slots % block_size
+
+    def write(self, index: int, rows: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Put `key` and `value`, each (tokens, kv_heads, head_dim), into a layer's slots, given as `rows`."""
+        flat = self.storage.view(-1, *self.storage.shape[4:])
+        for part, source in enumerate((key, value)):
+            flat[(2 * index + part) * self.block_size :].index_copy_(0, rows, source.to(flat.dtype))
+
+
+def _shape(spec: KVSpec, num_blocks: int, block_size: int) -> tuple[int, ...]:
+    return num_blocks + 1, spec.num_layers, 2, block_size, spec.num_kv_heads, spec.head_dim

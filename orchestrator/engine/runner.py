@@ -5,7 +5,6 @@ The three are apart because a captured graph replaces the middle one only.
 
 from __future__ import annotations
 
-import inspect
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,12 +12,14 @@ from typing import Any
 
 import torch
 
-from orchestrator.engine.attention.base import AttentionBackend, AttentionMetadata
+from orchestrator.engine.attention.base import BOTH_WAYS, AttentionBackend, AttentionMetadata
 from orchestrator.engine.attention.hook import IMPLEMENTATION, StepCache, register
+from orchestrator.engine.attention.reference import ReferenceAttention
+from orchestrator.engine.encoder import Encoder
 from orchestrator.engine.encoder_cache import EncoderCache, EncoderIndex
+from orchestrator.engine.families import Traits
 from orchestrator.engine.kv_cache import PADDING_BLOCK, KVCache, blocks_for
 from orchestrator.engine.step import Chunk, Step
-from orchestrator.errors import StageError
 from orchestrator.modality.base import MediaInputs
 
 
@@ -28,7 +29,7 @@ class StepInputs:
 
     Attributes:
         input_ids: (T).
-        positions: (1, T).
+        positions: (1, T), or (3, 1, T) for a model with positions on three axes.
         embed_rows: (E), rows of the step whose embedding an encoder output replaces.
         encoder_rows: (E), where in the encoder cache each comes from.
         sample_rows: (S), rows after which a token is drawn.
@@ -47,20 +48,35 @@ class ModelRunner:
 
     Args:
         model: a transformers model with weights; its decoder is switched to the paged attention.
+        traits: what sets the model apart from others.
         micro_batch: items in one encoder call.
     """
 
-    def __init__(self, model: Any, backend: AttentionBackend, torch_device: str, micro_batch: int) -> None:
+    def __init__(
+        self, model: Any, backend: AttentionBackend, torch_device: str, traits: Traits, micro_batch: int
+    ) -> None:
         self._model, self._backend = model, backend
-        self._torch_device, self._micro_batch = torch_device, micro_batch
+        self._torch_device, self._traits = torch_device, traits
+        self._exact = ReferenceAttention()
+        self._encoder = Encoder(model, torch_device, micro_batch, traits.deepstack)
         self._decoder, self._head = model.get_decoder(), model.get_output_embeddings()
         self._embed = model.get_input_embeddings()
         register()
         self._decoder.set_attn_implementation(IMPLEMENTATION)
 
     @property
+    def graph_safe(self) -> bool:
+        """Whether a step of fixed shapes can be captured."""
+        return self._backend.graph_safe
+
+    @property
     def hidden_size(self) -> int:
         return int(self._embed.weight.shape[1])
+
+    @property
+    def encoder_width(self) -> int:
+        """Elements of one row of the encoder cache: an embedding, and what DeepStack adds in the first layers."""
+        return self.hidden_size * (1 + self._traits.deepstack)
 
     def execute(self, step: Step, kv_cache: KVCache, encoder: EncoderCache) -> list[tuple[int, float]]:
         """Run a step; a token and its log-probability for each chunk that samples, in order."""
@@ -70,30 +86,50 @@ class ModelRunner:
         return self.sample(hidden[inputs.sample_rows])
 
     def prepare(self, step: Step, block_size: int, encoder: EncoderIndex) -> StepInputs:
-        """Host to device. Positions count each sequence's tokens from 0; families with other positions differ here."""
+        """Host to device."""
         ids: list[int] = []
-        positions: list[int] = []
         embed_rows: list[int] = []
         encoder_rows: list[int] = []
         sample_rows: list[int] = []
         for chunk in step.chunks:
-            for position, row in _encoder_rows(chunk, encoder):
-                embed_rows.append(len(ids) + position - chunk.start)
-                encoder_rows.append(row)
+            before = len(ids)
             ids += chunk.sequence.tokens(chunk.start, chunk.stop)
-            positions += range(chunk.start, chunk.stop)
+            for position, row in _encoder_rows(chunk, encoder):
+                at = before + position - chunk.start
+                # Some models' placeholders lie outside the vocabulary, and what is looked up here is replaced.
+                ids[at] = 0
+                embed_rows.append(at)
+                encoder_rows.append(row)
             if chunk.samples:
                 sample_rows.append(len(ids) - 1)
         spans = [(chunk.start, chunk.stop) for chunk in step.chunks]
         tables = [chunk.sequence.blocks[: blocks_for(chunk.stop, block_size)] for chunk in step.chunks]
         return StepInputs(
             input_ids=self._tensor(ids),
-            positions=self._tensor(positions).unsqueeze(0),
-            attention=AttentionMetadata.build(spans, tables, block_size, self._torch_device),
+            positions=self.positions(step.chunks).to(self._torch_device),
+            attention=AttentionMetadata.build(
+                spans, tables, block_size, self._torch_device, [chunk.sequence.runs for chunk in step.chunks]
+            ),
             embed_rows=self._tensor(embed_rows),
             encoder_rows=self._tensor(encoder_rows),
             sample_rows=self._tensor(sample_rows),
         )
+
+    @property
+    def position_axes(self) -> tuple[int, ...]:
+        """Sizes before the tokens in this model's positions."""
+        return (1,) if self._traits.axes == 1 else (self._traits.axes, 1)
+
+    def positions(self, chunks: Sequence[Chunk]) -> torch.Tensor:
+        """Positions (*position_axes, T) of the chunks' tokens, on the host."""
+        axes = [
+            [position for chunk in chunks for position in _positions(chunk, axis)] for axis in range(self._traits.axes)
+        ]
+        return torch.tensor(axes, dtype=torch.int64).view(*self.position_axes, -1)
+
+    def encode(self, items: Sequence[MediaInputs], encoder: EncoderCache) -> None:
+        """See `Encoder.encode`."""
+        self._encoder.encode(items, encoder)
 
     def _tensor(self, values: Sequence[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64).to(self._torch_device)
@@ -102,58 +138,45 @@ class ModelRunner:
     def forward(self, inputs: StepInputs, kv_cache: KVCache, encoder: EncoderCache) -> torch.Tensor:
         """Hidden states (T, hidden size) of a step's tokens."""
         embeds = self._embed(inputs.input_ids)
-        if inputs.embed_rows.numel():
-            embeds.index_copy_(0, inputs.embed_rows, encoder.slab.index_select(0, inputs.encoder_rows).to(embeds.dtype))
+        deepstack = self._put(embeds, inputs, encoder) if inputs.embed_rows.numel() else {}
         output = self._decoder(
             inputs_embeds=embeds.unsqueeze(0),
             position_ids=inputs.positions,
-            cache=StepCache(kv_cache, self._backend, inputs.attention),
+            cache=StepCache(kv_cache, self._backend_for(inputs.attention), inputs.attention),
             use_cache=False,
+            **deepstack,
         )
         hidden: torch.Tensor = output.last_hidden_state
         return hidden[0]
+
+    def _backend_for(self, meta: AttentionMetadata) -> AttentionBackend:
+        """The backend, but for steps with images that look both ways where it cannot: decodes never are such steps."""
+        return self._exact if meta.both_ways and BOTH_WAYS not in self._backend.abilities else self._backend
+
+    def _put(self, embeds: torch.Tensor, inputs: StepInputs, encoder: EncoderCache) -> dict[str, Any]:
+        """Encoder outputs into embeddings (T, hidden size); the decoder's arguments for what goes into later layers."""
+        rows = encoder.slab.index_select(0, inputs.encoder_rows).to(embeds.dtype)
+        first, *later = torch.split(rows, embeds.shape[1], dim=1)
+        embeds.index_copy_(0, inputs.embed_rows, first)
+        if not later:
+            return {}
+        mask = torch.zeros(1, embeds.shape[0], dtype=torch.bool, device=embeds.device)
+        mask[0, inputs.embed_rows] = True
+        return {"visual_pos_masks": mask, "deepstack_visual_embeds": later}
 
     @torch.inference_mode()
     def sample(self, hidden: torch.Tensor) -> list[tuple[int, float]]:
         """The likeliest token after each row (rows, hidden size), with its log-probability."""
         if not hidden.shape[0]:
             return []
-        logits = self._head(hidden).float()
-        tokens = logits.argmax(-1)
-        logprobs = logits.log_softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+        tokens, logprobs = self.choose(hidden)
         return list(zip(tokens.tolist(), logprobs.tolist(), strict=True))
 
-    @torch.inference_mode()
-    def encode(self, items: Sequence[MediaInputs], encoder: EncoderCache) -> None:
-        """Encode items, a micro-batch a call, each into its rows of the encoder cache.
-
-        Raises:
-            StageError: the encoder gave another number of rows than the processor made room for.
-        """
-        for batch in _micro_batches(items, self._micro_batch):
-            output = self._encode(batch)
-            sizes = [item.num_embeds for item in batch]
-            if output.shape[0] != sum(sizes):
-                raise StageError(f"the encoder gave {output.shape[0]} rows where the prompt has room for {sum(sizes)}")
-            for item, rows in zip(batch, torch.split(output, sizes), strict=True):
-                encoder.write(item.content_hash, rows)
-
-    def _encode(self, batch: Sequence[MediaInputs]) -> torch.Tensor:
-        """Encoder outputs (rows, hidden size) of items whose tensors have equal shapes but for the first size."""
-        call = getattr(self._model, f"get_{batch[0].modality}_features")
-        takes = inspect.signature(call).parameters
-        arguments = {
-            name: self._to_device(torch.cat([item.tensors[name] for item in batch]))
-            for name in batch[0].tensors
-            if name in takes
-        }
-        features = call(**arguments, return_dict=True).pooler_output
-        parts = [features] if isinstance(features, torch.Tensor) else list(features)
-        flat = [part.flatten(0, -2) for part in parts]
-        return torch.cat(flat) if len(flat) > 1 else flat[0]
-
-    def _to_device(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(self._torch_device, self._model.dtype if tensor.is_floating_point() else tensor.dtype)
+    def choose(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `sample`, left on the device: tokens (rows) and log-probabilities (rows)."""
+        logits = self._head(hidden).float()
+        tokens = logits.argmax(-1)
+        return tokens, logits.log_softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
 
     def dummy_step(self, spans: Sequence[tuple[int, int]], kv_cache: KVCache, encoder: EncoderCache) -> None:
         """A step of sequences with those new positions, all on the padding block, every embedding taken from the
@@ -164,8 +187,15 @@ class ModelRunner:
         replaced = range(min(len(positions), encoder.index.capacity))
         inputs = StepInputs(
             input_ids=self._tensor([0] * len(positions)),
-            positions=self._tensor(positions).unsqueeze(0),
-            attention=AttentionMetadata.build(spans, tables, size, self._torch_device),
+            positions=self._tensor(positions).expand(*self.position_axes, -1),
+            attention=AttentionMetadata.build(
+                # Where images look both ways, the costliest step is one that only has them.
+                spans,
+                tables,
+                size,
+                self._torch_device,
+                [[span] for span in spans] if self._traits.both_ways else (),
+            ),
             embed_rows=self._tensor(replaced),
             encoder_rows=self._tensor(replaced),
             sample_rows=self._tensor([]),
@@ -191,6 +221,11 @@ def dummy_spans(num_tokens: int, context: int, max_model_len: int, max_num_seqs:
     return [(max_model_len - size, max_model_len) if context else (0, size) for size in sizes]
 
 
+def _positions(chunk: Chunk, axis: int) -> Sequence[int]:
+    axes = chunk.sequence.axes
+    return range(chunk.start, chunk.stop) if axes is None else axes.span(axis, chunk.start, chunk.stop)
+
+
 def _encoder_rows(chunk: Chunk, encoder: EncoderIndex) -> Iterator[tuple[int, int]]:
     """The chunk's positions that encoder outputs take, each with its row in the encoder cache."""
     for item in chunk.sequence.items:
@@ -198,20 +233,3 @@ def _encoder_rows(chunk: Chunk, encoder: EncoderIndex) -> Iterator[tuple[int, in
             continue
         first, stop = bisect_left(item.positions, chunk.start), bisect_left(item.positions, chunk.stop)
         yield from zip(item.positions[first:stop], encoder.rows(item.inputs.content_hash)[first:stop], strict=True)
-
-
-def _micro_batches(items: Sequence[MediaInputs], most: int) -> Iterator[list[MediaInputs]]:
-    """Neighbours that one encoder call can take together."""
-    batch: list[MediaInputs] = []
-    for item in items:
-        if batch and (len(batch) == most or _shape(batch[0]) != _shape(item)):
-            yield batch
-            batch = []
-        batch.append(item)
-    if batch:
-        yield batch
-
-
-def _shape(item: MediaInputs) -> tuple[Any, ...]:
-    """What must be equal for items to share an encoder call."""
-    return item.modality, *((name, tensor.shape[1:], tensor.dtype) for name, tensor in sorted(item.tensors.items()))

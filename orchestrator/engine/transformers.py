@@ -18,10 +18,12 @@ from orchestrator.engine.base import CapturedGraph, KVSpec, Media, Output, Reque
 from orchestrator.engine.encoder_cache import EncoderCache
 from orchestrator.engine.generate import Limits, Scheduler, run_all
 from orchestrator.engine.inputs import PromptBuilder, RequestError
-from orchestrator.engine.kv_cache import BlockPool, KVCache
+from orchestrator.engine.kv_cache import KVCache
 from orchestrator.engine.oracle import oracle_logprobs
+from orchestrator.engine.paged_memory import PagedMemory
+from orchestrator.engine.positions import RopeIndex
 from orchestrator.engine.runner import ModelRunner, dummy_spans
-from orchestrator.engine.step import OpenRequest, StepRecord
+from orchestrator.engine.step import OpenRequest, Step, StepRecord
 from orchestrator.engine.weights.base import model_bytes
 from orchestrator.errors import ConfigError, StageError
 from orchestrator.events import Events
@@ -36,6 +38,7 @@ class _Loaded:
     runner: ModelRunner
     prompts: PromptBuilder
     eos_ids: frozenset[int]
+    rope_index: RopeIndex | None
 
 
 class TransformersEngine:
@@ -58,8 +61,7 @@ class TransformersEngine:
         self._config, self._device, self._resolve = config, device, resolve
         self._cache_dir = cache_dir or Path(config.cache.dir).expanduser()
         self._loaded: _Loaded | None = None
-        self._kv: KVCache | None = None
-        self._pool = BlockPool(0)
+        self._memory: PagedMemory | None = None
         self._encoder: EncoderCache | None = None
         self._largest_item = 0
         self._scheduler: Scheduler | None = None
@@ -91,16 +93,20 @@ class TransformersEngine:
             device=torch.device(device.torch_device).type,
             dtype=what.dtype_name,
             head_size=self.kv_spec.head_dim,
+            needs=families.attention_needs(what.config, self.max_model_len),
         )
+        if config.mm.limit_per_prompt.image:
+            families.refuse_without_images(what.config, what.processor, what.model_class)
         marks = families.placeholders(what.config, what.processor, what.model_class)
-        prompts = PromptBuilder(what.processor, marks.texts, marks.embed_ids, config.mm)
         model = build.on_meta(what)
-        families.refuse_decoder(model)
+        traits = families.traits(model)
+        prompts = PromptBuilder(what.processor, marks.texts, marks.embed_ids, config.mm, whole_runs=traits.both_ways)
         loader, files = build.fill(model, found, what, config, self._resolve, device.torch_device, events)
         micro_batch = config.encoder.micro_batch
-        runner = ModelRunner(model, backend, device.torch_device, 1 if micro_batch == "auto" else micro_batch)
-        self._loaded = _Loaded(model, runner, prompts, what.eos_ids)
-        self._encoder = EncoderCache(0, runner.hidden_size, what.dtype, device.torch_device)
+        runner = ModelRunner(model, backend, device.torch_device, traits, 1 if micro_batch == "auto" else micro_batch)
+        rope_index = RopeIndex(model) if traits.axes > 1 else None
+        self._loaded = _Loaded(model, runner, prompts, what.eos_ids, rope_index)
+        self._encoder = EncoderCache(0, runner.encoder_width, what.dtype, device.torch_device)
         parameters = sum(parameter.numel() for parameter in model.parameters())
         return WeightsReport(model_bytes(model), parameters, files, loader, what.dtype_name)
 
@@ -119,10 +125,18 @@ class TransformersEngine:
         """
         return self._need().prompts.item(media)
 
+    def prompt_tokens(self, request: Request) -> int:
+        """See `Engine`.
+
+        Raises:
+            RequestError: the request cannot be served, whatever its length.
+        """
+        return len(self._need().prompts.prompt(request)[0])
+
     def reserve_encoder_cache(self, tokens: int) -> int:
         loaded = self._need()
         self._encoder = None
-        self._encoder = EncoderCache(tokens, loaded.runner.hidden_size, loaded.model.dtype, self._device.torch_device)
+        self._encoder = EncoderCache(tokens, loaded.runner.encoder_width, loaded.model.dtype, self._device.torch_device)
         return self._encoder.bytes
 
     def encode_dummy(self, batch: DummyBatch, items: dict[str, int]) -> None:
@@ -139,22 +153,23 @@ class TransformersEngine:
 
     def dummy_step(self, num_tokens: int, context: int) -> None:
         spans = dummy_spans(num_tokens, context, self.max_model_len, self._config.scheduler.max_num_seqs)
-        padding = KVCache.padding_only(self.kv_spec, self._config.kv.block_size, self._device.torch_device)
-        self._need().runner.dummy_step(spans, padding, self._need_encoder())
+        self._need().runner.dummy_step(spans, self._need_memory().padding(), self._need_encoder())
 
     def dummy_logits(self, num_rows: int) -> None:
         self._need().runner.dummy_logits(num_rows)
 
-    def capture(self, sizes: Sequence[int]) -> list[CapturedGraph]:
-        """Nothing: decoding runs eagerly on every device so far."""
-        return []
+    @property
+    def keeps_graphs(self) -> bool:
+        return self._config.graphs.mode == "keep" and self._device.virtual_memory_refusal is None
 
-    def allocate_kv(self, num_blocks: int, block_size: int) -> int:
-        # The old cache goes first, so that two are never there together.
-        self._kv = None
-        self._kv = KVCache.allocate(self.kv_spec, num_blocks, block_size, self._device.torch_device)
-        self._pool = BlockPool(num_blocks)
-        return self._kv.bytes
+    def capture(self, sizes: Sequence[int]) -> list[CapturedGraph]:
+        return self._need_memory().capture(self._need().runner, self._need_encoder(), sizes)
+
+    def kv_bytes(self, num_blocks: int) -> int:
+        return self._need_memory().bytes_for(num_blocks)
+
+    def allocate_kv(self, num_blocks: int) -> int:
+        return self._need_memory().allocate(num_blocks)
 
     def generate(self, requests: Sequence[Request]) -> list[Output]:
         """See `Engine`. A request that cannot be served ends with `error`; the others go on.
@@ -162,10 +177,11 @@ class TransformersEngine:
         Raises:
             StageError: there is no KV cache yet.
         """
-        loaded, encoder = self._need(), self._need_encoder()
-        if self._kv is None:
+        encoder = self._need_encoder()
+        memory = self._need_memory()
+        if memory.cache is None:
             raise StageError("requests came before allocate_kv")
-        scheduler = Scheduler(self._limits(encoder), self._kv.block_size, self._pool, encoder.index)
+        scheduler = Scheduler(self._limits(encoder), memory.cache.block_size, memory.pool, encoder.index)
         self._scheduler, self.steps = scheduler, scheduler.records
         opened = [self._open(request) for request in requests]
         try:
@@ -173,13 +189,19 @@ class TransformersEngine:
                 if not sequence.finish_reason:
                     scheduler.add(sequence)
             for step in run_all(scheduler):
-                scheduler.complete(step, loaded.runner.execute(step, self._kv, encoder))
+                scheduler.complete(step, self._execute(step, memory.cache, encoder))
         finally:
             if scheduler.num_open:
                 # An entry of a step that broke off may never have been written.
                 scheduler.abort()
                 encoder.index.clear()
         return [self._output(request, sequence) for request, sequence in zip(requests, opened, strict=True)]
+
+    def _execute(self, step: Step, kv_cache: KVCache, encoder: EncoderCache) -> list[tuple[int, float]]:
+        graphs = self._need_memory().graphs
+        if graphs is not None and graphs.takes(step):
+            return graphs.execute(step)
+        return self._need().runner.execute(step, kv_cache, encoder)
 
     def _limits(self, encoder: EncoderCache) -> Limits:
         scheduler, given = self._config.scheduler, self._config.encoder.compute_budget
@@ -192,10 +214,11 @@ class TransformersEngine:
         loaded = self._need()
         try:
             ids, items = loaded.prompts.prompt(request)
+            axes = loaded.rope_index.axes(ids, items) if loaded.rope_index else None
         except RequestError as error:
             return OpenRequest([], request.max_tokens, finish_reason="error", error=str(error))
         stop_ids = frozenset[int]() if request.ignore_eos else loaded.eos_ids
-        return OpenRequest(ids, request.max_tokens, items, stop_ids)
+        return OpenRequest(ids, request.max_tokens, items, stop_ids, axes)
 
     def _output(self, request: Request, sequence: OpenRequest) -> Output:
         return Output(
@@ -229,8 +252,9 @@ class TransformersEngine:
         }
 
     def close(self) -> None:
-        self._loaded = self._kv = self._encoder = self._scheduler = None
-        self._pool = BlockPool(0)
+        if self._memory is not None:
+            self._memory.close()
+        self._loaded = self._memory = self._encoder = self._scheduler = None
         # Modules refer to each other; without a collection their memory would stay until some later one.
         gc.collect()
         self._device.empty_cache()
@@ -239,6 +263,14 @@ class TransformersEngine:
         if self._loaded is None:
             raise StageError("the engine has no weights: load comes first, and close ends it")
         return self._loaded
+
+    def _need_memory(self) -> PagedMemory:
+        self._need()
+        if self._memory is None:
+            self._memory = PagedMemory(
+                self._device, self.kv_spec, self._config.kv.block_size, self.max_model_len, keep=self.keeps_graphs
+            )
+        return self._memory
 
     def _need_encoder(self) -> EncoderCache:
         if self._encoder is None:

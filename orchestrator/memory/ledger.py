@@ -67,6 +67,10 @@ class Ledger:
         """What this start holds, of what its process holds."""
         return max(0, snapshot.ours_bytes - self.base_bytes)
 
+    def non_torch_in(self, snapshot: Snapshot) -> int:
+        """What this start holds outside the allocator: the context, kernels, libraries."""
+        return max(0, self.held_in(snapshot) - snapshot.reserved_bytes)
+
     def others_in(self, snapshot: Snapshot) -> int:
         """What is neither free nor this start's."""
         return max(0, self.total_bytes - snapshot.free_bytes - self.held_in(snapshot))
@@ -79,5 +83,5 @@ class Ledger:
 
     def saw(self, snapshot: Snapshot) -> None:
         """Note a reading under load, the allocator's peak included."""
-        above_now = max(0, snapshot.peak_bytes - snapshot.reserved_bytes)
+        above_now = max(0, snapshot.peak_reserved_bytes - snapshot.reserved_bytes)
         self.peak_held_bytes = max(self.peak_held_bytes, self.held_in(snapshot) + above_now)

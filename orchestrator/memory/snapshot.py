@@ -21,6 +21,7 @@ class Snapshot:
         allocated_bytes: live tensors of the allocator.
         reserved_bytes: what the allocator took from the device: live tensors and its own free blocks.
         peak_bytes: the highest `allocated_bytes` since the peak was last reset.
+        peak_reserved_bytes: the highest `reserved_bytes` since then.
     """
 
     total_bytes: int
@@ -29,6 +30,7 @@ class Snapshot:
     allocated_bytes: int
     reserved_bytes: int
     peak_bytes: int
+    peak_reserved_bytes: int
     source: Source
 
     @property
@@ -49,9 +51,17 @@ class MemorySource(Protocol):
 
 @dataclass
 class Peak:
-    """What a piece of work took above its start (`above_bytes`) and left behind (`kept_bytes`)."""
+    """What a piece of work took above its start.
+
+    Attributes:
+        above_bytes: live tensors at the worst moment.
+        reserved_bytes: what the allocator had to take from the device for them: fragments included, so this is what
+            must be left free for the work to run again.
+        kept_bytes: what the work left behind, such as the libraries' workspaces.
+    """
 
     above_bytes: int = 0
+    reserved_bytes: int = 0
     kept_bytes: int = 0
 
 
@@ -61,11 +71,15 @@ def peak_of(source: MemorySource) -> Iterator[Peak]:
     hide a peak where only the process's size can be read (a CPU)."""
     source.empty_cache()
     source.reset_peak()
-    before = source.snapshot().allocated_bytes
+    before = source.snapshot()
     peak = Peak()
     try:
         yield peak
     finally:
         after = source.snapshot()
-        peak.above_bytes = max(0, after.peak_bytes - before)
-        peak.kept_bytes = max(0, after.allocated_bytes - before)
+        # What only waits to be used again is not kept.
+        source.empty_cache()
+        kept = source.snapshot().allocated_bytes - before.allocated_bytes
+        peak.above_bytes = max(0, after.peak_bytes - before.allocated_bytes)
+        peak.reserved_bytes = max(0, after.peak_reserved_bytes - before.reserved_bytes)
+        peak.kept_bytes = max(0, kept)

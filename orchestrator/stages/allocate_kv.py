@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from orchestrator.artifacts import ENGINE, KV_CACHE, PROFILE, KVAllocation
+from orchestrator.artifacts import ENGINE, GRAPHS, KV_CACHE, PROFILE, KVAllocation
 from orchestrator.config import Config as RootConfig
 from orchestrator.engine.base import Engine
 from orchestrator.errors import BudgetError
@@ -29,22 +29,67 @@ class AllocateKV(Stage[AllocateKVConfig]):
 
     def run(self, ctx: Context) -> str:
         engine, block_size = ctx.state.get(ENGINE), ctx.config.kv.block_size
+        _reserve_encoder_cache(ctx, engine)
         bytes_per_block = engine.kv_spec.bytes_per_block(block_size)
         wanted = _wanted_blocks(ctx.config, engine, bytes_per_block)
-        budget = _budget(ctx, None if wanted is None else (wanted + 1) * bytes_per_block)
-        # One block more than requests can use: the padding block.
-        blocks = budget.available_bytes // bytes_per_block - 1 if wanted is None else wanted
+        budget = _budget(ctx, None if wanted is None else engine.kv_bytes(wanted))
+        blocks, limited_by = (wanted, str(budget.limited_by)) if wanted is not None else _auto(ctx, engine, budget)
         _refuse_if_too_few(blocks, engine, block_size, bytes_per_block, budget)
-        taken = engine.allocate_kv(blocks, block_size)
+        taken = engine.allocate_kv(blocks)
         ctx.device.synchronize()
         ctx.ledger.charge("kv_cache", taken)
+        _capture_again(ctx, engine)
         ctx.ledger.read_at_rest(ctx.device.snapshot())
-        allocation = KVAllocation(blocks, block_size, bytes_per_block, blocks * bytes_per_block, budget.limited_by)
+        _cap(ctx)
+        allocation = KVAllocation(blocks, block_size, bytes_per_block, blocks * bytes_per_block, limited_by)
         ctx.state.put(KV_CACHE, allocation)
         ctx.metrics.update(
-            num_gpu_blocks=blocks, bytes=allocation.bytes, padding_bytes=bytes_per_block, limited_by=budget.limited_by
+            num_gpu_blocks=blocks, bytes=allocation.bytes, padding_bytes=bytes_per_block, limited_by=limited_by
         )
-        return f"{blocks:,} blocks of {block_size} tokens, {format_size(taken)}, limited by {budget.limited_by}"
+        return f"{blocks:,} blocks of {block_size} tokens, {format_size(taken)}, limited by {limited_by}"
+
+
+def _reserve_encoder_cache(ctx: Context, engine: Engine) -> None:
+    """What the profile does where there is one; an engine without an encoder cache could serve no media."""
+    if not ctx.state.has(PROFILE) and engine.modalities():
+        size = ctx.config.encoder.cache_size
+        tokens = ctx.config.scheduler.max_num_batched_tokens if size == "auto" else size
+        ctx.ledger.charge("encoder_cache", engine.reserve_encoder_cache(tokens))
+
+
+def _cap(ctx: Context) -> None:
+    """Let the allocator take no more than the ceiling leaves beside what it does not manage."""
+    if ctx.config.kv.bytes == "auto":
+        outside = ctx.ledger.non_torch_in(ctx.device.snapshot())
+        ctx.device.limit(ctx.ledger.requested_bytes - outside)
+
+
+def _auto(ctx: Context, engine: Engine, budget: KVBudget) -> tuple[int, str]:
+    """Usable blocks where the configuration takes what is left, and what limited them."""
+    blocks = _most_blocks(engine, budget.available_bytes, engine.kv_spec.bytes_per_block(ctx.config.kv.block_size))
+    needed = _needed_blocks(ctx.config, engine)
+    if ctx.ledger.source == "rss" and blocks > needed:
+        # A CPU's memory is everybody's: blocks that no request can ever use are left to others.
+        return needed, "need"
+    return blocks, str(budget.limited_by)
+
+
+def _most_blocks(engine: Engine, available: int, bytes_per_block: int) -> int:
+    """Usable blocks that fit; one more is the padding block, and mapped memory comes in whole pages."""
+    blocks = available // bytes_per_block - 1
+    while blocks > 0 and engine.kv_bytes(blocks) > available:
+        blocks -= 1
+    return blocks
+
+
+def _capture_again(ctx: Context, engine: Engine) -> None:
+    """Graphs hold addresses: those that were captured before this cache existed read another one."""
+    if not ctx.state.has(GRAPHS) or engine.keeps_graphs:
+        return
+    with ctx.span("capture graphs"):
+        captured = engine.capture([graph.size for graph in ctx.state.get(GRAPHS).captured])
+    ctx.metrics["graphs"] = [vars(graph) for graph in captured]
+    ctx.device.empty_cache()
 
 
 def _wanted_blocks(config: RootConfig, engine: Engine, bytes_per_block: int) -> int | None:
@@ -52,13 +97,13 @@ def _wanted_blocks(config: RootConfig, engine: Engine, bytes_per_block: int) -> 
     size = config.kv.bytes
     if size == "auto":
         return None
-    if size == "need":
-        return blocks_needed(
-            num_seqs=config.scheduler.max_num_seqs,
-            max_model_len=engine.max_model_len,
-            block_size=config.kv.block_size,
-        )
-    return int(size) // bytes_per_block
+    return _needed_blocks(config, engine) if size == "need" else int(size) // bytes_per_block
+
+
+def _needed_blocks(config: RootConfig, engine: Engine) -> int:
+    return blocks_needed(
+        num_seqs=config.scheduler.max_num_seqs, max_model_len=engine.max_model_len, block_size=config.kv.block_size
+    )
 
 
 def _budget(ctx: Context, kv_bytes: int | None) -> KVBudget:

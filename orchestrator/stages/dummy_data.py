@@ -44,7 +44,13 @@ class DummyData(Stage[DummyDataConfig]):
 
 def _modalities(ctx: Context, engine: Engine) -> list[str]:
     limits = ctx.config.mm.limit_per_prompt.model_dump()
-    return [modality for modality in engine.modalities() if limits.get(modality, 0) > 0]
+    takes = engine.modalities()
+    for modality, limit in limits.items():
+        if limit and takes and modality not in takes:
+            ctx.events.info(
+                f"mm.limit_per_prompt.{modality}={limit} has no effect: this model takes {', '.join(takes)}"
+            )
+    return [modality for modality in takes if limits.get(modality, 0) > 0]
 
 
 def _profiler_class(ctx: Context, engine: Engine) -> tuple[str, type[ModalityProfiler]]:

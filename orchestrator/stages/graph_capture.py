@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.artifacts import ENGINE, GRAPHS, Graphs
+from orchestrator.engine.base import Engine
 from orchestrator.memory.budget import cudagraph_bytes
 from orchestrator.stage import Context, Skipped, Stage, StageConfig
 from orchestrator.units import format_size
@@ -23,16 +24,33 @@ class GraphCapture(Stage[GraphCaptureConfig]):
         if not ctx.device.supports_graphs:
             raise Skipped(f"the device {ctx.device.torch_device} has no graphs: every step runs eagerly")
         sizes = capture_sizes(ctx.config.graphs.sizes, ctx.config.scheduler.max_num_seqs)
+        engine = ctx.state.get(ENGINE)
+        if engine.keeps_graphs:
+            # The padding block's page is the KV cache's, not the graphs'.
+            engine.kv_bytes(0)
+        # What the allocator keeps for reuse would hide what the graphs take.
+        ctx.device.empty_cache()
         before = ctx.device.snapshot().ours_bytes
-        captured = ctx.state.get(ENGINE).capture(sizes)
+        captured = engine.capture(sizes)
+        if not captured:
+            raise Skipped("the attention backend cannot be captured: every step runs eagerly")
+        ctx.device.empty_cache()
         readings = [before, ctx.device.snapshot().ours_bytes]
         taken = cudagraph_bytes(readings)
         if readings[-1] < before:
             ctx.events.warning(f"memory fell by {format_size(before - readings[-1])} during capture: charged 0")
         ctx.ledger.charge("cudagraph", taken)
+        _note_mode(ctx, engine)
         ctx.metrics.update(graphs=[vars(graph) for graph in captured], bytes=taken)
         ctx.state.put(GRAPHS, Graphs(captured))
         return f"{len(captured)} graphs, {format_size(taken)}"
+
+
+def _note_mode(ctx: Context, engine: Engine) -> None:
+    ctx.metrics["mode"] = "keep" if engine.keeps_graphs else "estimate"
+    if ctx.config.graphs.mode == "keep" and not engine.keeps_graphs:
+        ctx.metrics["why_not_kept"] = ctx.device.virtual_memory_refusal
+        ctx.events.info(f"graphs cannot be kept: {ctx.device.virtual_memory_refusal}; they are captured twice")
 
 
 def capture_sizes(sizes: str | list[int], max_num_seqs: int) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from orchestrator.artifacts import DUMMY, ENGINE, PROFILE, Profile
 from orchestrator.config import Config
 from orchestrator.engine.base import Engine
-from orchestrator.memory.snapshot import peak_of
+from orchestrator.memory.snapshot import Peak, peak_of
 from orchestrator.modality.base import DummyBatch
 from orchestrator.modality.budget import EncoderBudget, encoder_budget
 from orchestrator.stage import Context, Stage, StageConfig
@@ -25,11 +25,16 @@ class ProfileRun(Stage[ProfileRunConfig]):
         engine, dummy = ctx.state.get(ENGINE), ctx.state.get(DUMMY)
         budget = _budget(ctx.config, dummy)
         ctx.ledger.charge("encoder_cache", engine.reserve_encoder_cache(budget.cache_size))
-        peaks = _profile_encoder(ctx, engine, dummy, budget) | _profile_language_model(ctx, engine)
+        parts = _profile_encoder(ctx, engine, dummy, budget) | _profile_language_model(ctx, engine)
+        peaks = {part: max(0, peak.reserved_bytes - peak.kept_bytes) for part, peak in parts.items()}
         profile = Profile(peaks=peaks, encoder_budget=budget)
         ctx.ledger.charge("peak_activation", profile.peak_activation)
+        ctx.ledger.charge("workspace", sum(peak.kept_bytes for peak in parts.values()))
+        _charge_non_torch(ctx)
         ctx.metrics.update(
             peaks_bytes=peaks,
+            allocated_bytes={part: peak.above_bytes for part, peak in parts.items()},
+            kept_bytes={part: peak.kept_bytes for part, peak in parts.items()},
             set_by=profile.set_by,
             peak_activation_bytes=profile.peak_activation,
             encoder_compute_budget=budget.compute_budget,
@@ -50,7 +55,7 @@ def _budget(config: Config, dummy: DummyBatch) -> EncoderBudget:
     )
 
 
-def _profile_encoder(ctx: Context, engine: Engine, dummy: DummyBatch, budget: EncoderBudget) -> dict[str, int]:
+def _profile_encoder(ctx: Context, engine: Engine, dummy: DummyBatch, budget: EncoderBudget) -> dict[str, Peak]:
     """Each modality alone at its budget, but with no more items than so many requests may carry."""
     limits = ctx.config.mm.limit_per_prompt.model_dump()
     peaks = {}
@@ -59,12 +64,12 @@ def _profile_encoder(ctx: Context, engine: Engine, dummy: DummyBatch, budget: En
         part = f"encoder.{modality}"
         with ctx.span(part), peak_of(ctx.device) as peak:
             engine.encode_dummy(dummy, {modality: items})
-        peaks[part] = peak.above_bytes
+        peaks[part] = peak
         ctx.metrics[f"{part}.items"] = items
     return peaks
 
 
-def _profile_language_model(ctx: Context, engine: Engine) -> dict[str, int]:
+def _profile_language_model(ctx: Context, engine: Engine) -> dict[str, Peak]:
     scheduler = ctx.config.scheduler
     new = min(scheduler.max_num_batched_tokens, scheduler.max_num_seqs * engine.max_model_len)
     # A chunk at the end of the longest sequence reads the most context; without any, nothing is read from the cache.
@@ -74,4 +79,11 @@ def _profile_language_model(ctx: Context, engine: Engine) -> dict[str, int]:
     with ctx.span("logits"), peak_of(ctx.device) as logits:
         engine.dummy_logits(scheduler.max_num_seqs)
     ctx.metrics.update(num_tokens=new, context_tokens=context)
-    return {"language_model": step.above_bytes, "logits": logits.above_bytes}
+    return {"language_model": step, "logits": logits}
+
+
+def _charge_non_torch(ctx: Context) -> None:
+    """What was loaded since the device was opened and torch did not allocate: kernels, libraries' own memory."""
+    ctx.device.empty_cache()
+    growth = ctx.ledger.non_torch_in(ctx.device.snapshot()) - ctx.ledger.accounts["context"]
+    ctx.ledger.charge("non_torch", max(0, growth))
