@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from orchestrator.config import Config
     from orchestrator.engine.base import Engine, Media, Output, Request
     from orchestrator.errors import ConfigError, StageError, UserError
+    from orchestrator.measuring import MemoryReport, measure_memory
     from orchestrator.modality.base import DummyBatch, ItemSpec, MediaInputs, ModalityProfiler
     from orchestrator.stage import Context, Skipped, Stage, StageConfig
     from orchestrator.starting import start
@@ -49,6 +50,7 @@ __all__ = [
     "Key",
     "Media",
     "MediaInputs",
+    "MemoryReport",
     "ModalityProfiler",
     "Output",
     "Profile",
@@ -59,6 +61,7 @@ __all__ = [
     "StageError",
     "State",
     "UserError",
+    "measure_memory",
     "start",
 ]
 
@@ -70,6 +73,7 @@ _HOMES = {
     "orchestrator.config": ("Config",),
     "orchestrator.engine.base": ("Engine", "Media", "Output", "Request"),
     "orchestrator.errors": ("ConfigError", "StageError", "UserError"),
+    "orchestrator.measuring": ("MemoryReport", "measure_memory"),
     "orchestrator.modality.base": ("DummyBatch", "ItemSpec", "MediaInputs", "ModalityProfiler"),
     "orchestrator.stage": ("Context", "Skipped", "Stage", "StageConfig"),
     "orchestrator.starting": ("start",),

@@ -22,7 +22,7 @@ from orchestrator.events import Events
 from orchestrator.import_timer import ImportTimer
 from orchestrator.last_words import LastWords
 from orchestrator.memory.ledger import Ledger
-from orchestrator.memory.snapshot import Snapshot
+from orchestrator.opening import open_device
 from orchestrator.records import ImportRecord, RunRecord, read_record, write_record
 from orchestrator.registry import Registry
 from orchestrator.report.text import closing_line, table
@@ -123,7 +123,11 @@ def _start(
             import_all(registry.resolve("engines", config.engine.name).imports(config))
             timeline.mark("imports")
             device = choose_device(config)
-            outcome.ledger = ledger = _open(device, config)
+            outcome.cleanup.callback(device.close)
+            place = open_device(device, config, str(outcome.folder), events)
+            outcome.cleanup.callback(place.close)
+            outcome.ledger = ledger = place.ledger
+            record.messages += place.notes
             record.device = {**asdict(device.info()), "host": host()}
             record.versions = versions(driver=device.info().driver)
             cache = _cache(config, events)
@@ -142,6 +146,7 @@ def _start(
             )
             timeline.mark("device")
             stopped_by = pipeline.run(slots, ctx, record)
+            place.settled()
     except (Exception, Interrupted) as error:
         stopped_by = error
     # Ctrl-C in a program of which this start is a part.
@@ -188,31 +193,6 @@ def choose_device(config: Config) -> Device:
     from orchestrator.device.cpu import CpuDevice
 
     return CpuDevice(total)
-
-
-def _open(device: Device, config: Config) -> Ledger:
-    """Open the device; the ledger begins with what the process held before, and the context is its first account."""
-    before = device.snapshot()
-    device.open()
-    after = device.snapshot()
-    ledger = Ledger(
-        total_bytes=after.total_bytes,
-        util=config.gpu.util,
-        source=after.source,
-        source_reason=device.source_reason,
-        base_bytes=_base(before, after),
-    )
-    ledger.charge("context", ledger.non_torch_in(after))
-    ledger.other_processes_bytes = ledger.others_in(after)
-    if config.kv.bytes == "auto":
-        # From the first tensor on: a profile that would pass the ceiling fails instead.
-        device.limit(ledger.requested_bytes - ledger.accounts["context"])
-    return ledger
-
-
-def _base(before: Snapshot, after: Snapshot) -> int:
-    """What the process held before this start. On a CPU, what opening took is the interpreter's, not the start's."""
-    return after.ours_bytes if after.source == "rss" else before.ours_bytes
 
 
 def _cache(config: Config, events: Events) -> Cache:

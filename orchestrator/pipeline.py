@@ -21,6 +21,7 @@ from orchestrator.errors import (
     UnknownNameError,
 )
 from orchestrator.memory.snapshot import Snapshot
+from orchestrator.out_of_memory import explained, is_out_of_memory, let_go
 from orchestrator.records import ErrorRecord, KVCacheRecord, MemoryRecord, RunRecord, StageMemory, StageRecord
 from orchestrator.registry import Registry
 from orchestrator.signals import owns_process
@@ -121,8 +122,11 @@ def run(slots: Sequence[Slot], ctx: Context, record: RunRecord) -> BaseException
 def _run_one(slot: Slot, entry: StageRecord, ctx: Context, start: float) -> BaseException | None:
     ctx.metrics, ctx.spans = entry.metrics, entry.spans
     ctx.open_spans.clear()
+    ctx.peaks.clear()
     entry.start_s = start
-    entry.memory = StageMemory(before=_reading(ctx.device.snapshot()))
+    ctx.device.reset_peak()
+    before = ctx.device.snapshot()
+    entry.memory = StageMemory(before=_reading(before))
     stopped_by: BaseException | None = None
     summary = ""
     try:
@@ -135,14 +139,28 @@ def _run_one(slot: Slot, entry: StageRecord, ctx: Context, start: float) -> Base
     except Interrupted as interrupt:
         entry.status, stopped_by, summary = "interrupted", interrupt, str(interrupt)
     except Exception as error:
-        entry.status, stopped_by, summary = "failed", error, _first_line(error)
-        entry.error = error_record(error)
+        stopped_by = _failure(error, slot, ctx)
+        entry.status, summary = "failed", _first_line(stopped_by)
+        entry.error = error_record(stopped_by)
+        let_go(stopped_by)
     snapshot = ctx.device.snapshot()
     ctx.ledger.saw(snapshot)
     entry.memory.after = _reading(snapshot)
+    peaks = ctx.peaks or {slot.name: max(0, snapshot.peak_bytes - before.allocated_bytes)}
+    entry.memory.peak_part = max(peaks, key=lambda part: peaks[part])
+    entry.memory.peak_bytes = peaks[entry.memory.peak_part]
     entry.wall_s = ctx.clock.now() - start
     ctx.events.stage(slot.name, entry.status, entry.wall_s, summary)
     return stopped_by
+
+
+def _failure(error: Exception, slot: Slot, ctx: Context) -> Exception:
+    """The error as the user shall read it."""
+    if not is_out_of_memory(error):
+        return error
+    told = explained(error, slot.name, slot.stage.memory_knobs, ctx.ledger, ctx.device.snapshot())
+    told.__cause__ = error
+    return told
 
 
 def _within_limit(slot: Slot, ctx: Context) -> str | None:

@@ -61,8 +61,12 @@ class MemoryRecord(Record):
 
 
 class StageMemory(Record):
+    """Readings around a stage, the most that live tensors rose above the start of its worst part, and that part."""
+
     before: MemoryRecord | None = None
     after: MemoryRecord | None = None
+    peak_bytes: int | None = None
+    peak_part: str | None = None
 
 
 class StageRecord(Record):

@@ -63,6 +63,8 @@ class Context:
     metrics: dict[str, Any] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
     open_spans: list[str] = field(default_factory=list)
+    peaks: dict[str, int] = field(default_factory=dict)
+    """Parts of this stage that measured their own peak: live tensors above where the part began, in bytes."""
     abandon: Callable[[StageError], None] | None = None
     """What is left to do about a stage that hangs; None: nothing."""
 
@@ -94,11 +96,13 @@ class Stage(ABC, Generic[C]):
         Config: the pydantic model of its options.
         requires: artifacts that earlier stages must provide.
         provides: artifacts that it leaves in the state.
+        memory_knobs: settings that make it take less device memory, named when it runs out.
     """
 
     Config: ClassVar[type[StageConfig]] = StageConfig
     requires: ClassVar[tuple[Key[Any], ...]] = ()
     provides: ClassVar[tuple[Key[Any], ...]] = ()
+    memory_knobs: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, config: C) -> None:
         self.config = config

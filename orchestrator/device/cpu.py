@@ -13,11 +13,10 @@ from typing import Any
 import psutil
 
 from orchestrator.device.base import DeviceInfo, Graph, Reserved
+from orchestrator.device.cgroup import cgroup_limit
 from orchestrator.errors import StageError
 from orchestrator.memory.snapshot import Snapshot
 from orchestrator.units import MiB
-
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 class CpuDevice:
@@ -30,6 +29,7 @@ class CpuDevice:
     dtypes = frozenset({"float32", "float16", "bfloat16"})
     source_reason = "resident set of this process, the interpreter and libraries before the start not counted"
     memory_slack_bytes = 64 * MiB
+    library_bytes = 0
 
     def __init__(self, total_bytes: int | None = None) -> None:
         self._total = total_bytes or min(psutil.virtual_memory().total, cgroup_limit() or sys.maxsize)
@@ -55,6 +55,9 @@ class CpuDevice:
             source="rss",
         )
 
+    def process_bytes(self) -> int:
+        return int(self._process.memory_info().rss)
+
     def reset_peak(self) -> None:
         try:
             Path("/proc/self/clear_refs").write_text("5")
@@ -75,7 +78,7 @@ class CpuDevice:
     def synchronize(self) -> None:
         return None
 
-    def limit(self, allocator_bytes: int) -> None:
+    def limit(self, allocator_bytes: int | None) -> None:
         return None
 
     def reserve(self, size: int) -> Reserved:
@@ -89,19 +92,6 @@ class CpuDevice:
 
     def close(self) -> None:
         return None
-
-
-def cgroup_limit() -> int | None:
-    """Bytes that the process's control group may use, if a limit is set (cgroup v2, then v1)."""
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        try:
-            text = (_CGROUP / name).read_text().strip()
-        except OSError:
-            continue
-        # Version 1 writes "no limit" as a number near 2**63.
-        if text.isdigit() and int(text) < 1 << 60:
-            return int(text)
-    return None
 
 
 def _high_water_mark() -> int:

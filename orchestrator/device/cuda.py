@@ -1,14 +1,18 @@
-"""A CUDA device: the only file that knows torch.cuda and NVML."""
+"""A CUDA device: the only file that knows torch.cuda."""
 
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 
 from orchestrator.device.base import DeviceInfo, Graph, Reserved
+from orchestrator.device.nvml import NvmlReader
+from orchestrator.device.shared_cap import SharedCap
 from orchestrator.errors import ConfigError
 from orchestrator.memory.snapshot import Snapshot, Source
 from orchestrator.memory.virtual import AddressRange, virtual_memory_refusal
@@ -23,6 +27,9 @@ class CudaDevice:
 
     supports_graphs = True
     memory_slack_bytes = 2 * MiB
+    library_bytes = 128 * MiB
+    # One a device and process, as the allocator itself is.
+    _caps: ClassVar[dict[int, SharedCap]] = {}
 
     def __init__(self, index: int = 0, total_bytes: int | None = None) -> None:
         """
@@ -37,9 +44,10 @@ class CudaDevice:
         self._index = index
         self._properties = torch.cuda.get_device_properties(index)
         self._total = total_bytes or self._properties.total_memory
-        self._nvml = _NvmlReader(str(self._properties.uuid))
+        self._nvml = NvmlReader(str(self._properties.uuid))
         self._opened = False
         self._free_at_start = 0
+        self._reserved_before = 0
         self._stream: Any = None
 
     @property
@@ -58,13 +66,16 @@ class CudaDevice:
     def open(self) -> None:
         if self._opened:
             return
-        self._free_at_start = self._nvml.free_bytes() or 0
+        free = self._nvml.free_bytes()
+        self._reserved_before = self._allocator()["reserved_bytes.all.current"]
         _use_expandable_segments()
         torch.cuda.set_device(self._index)
         torch.zeros(1, device=self.torch_device)
         torch.cuda.synchronize(self._index)
         torch.cuda.empty_cache()
+        self._nvml.opened()
         self._opened = True
+        self._free_at_start = self._free() if free is None else free
 
     def info(self) -> DeviceInfo:
         properties = self._properties
@@ -78,24 +89,39 @@ class CudaDevice:
         )
 
     def snapshot(self) -> Snapshot:
-        if not self._opened:
-            free = self._nvml.free_bytes()
-            held = self._nvml.process_bytes() or 0
-            free = self._total if free is None else min(free, self._total)
-            return Snapshot(self._total, free, held, 0, 0, 0, 0, self._source)
-        free, _ = torch.cuda.mem_get_info(self._index)
+        stats = self._allocator()
+        free, reserved = min(self._free(), self._total), stats["reserved_bytes.all.current"]
         ours = self._nvml.process_bytes()
-        stats = torch.cuda.memory_stats(self._index)
+        if ours is None:
+            grown = max(0, self._free_at_start - free) if self._opened else 0
+            ours = self._reserved_before + grown
         return Snapshot(
             total_bytes=self._total,
             free_bytes=free,
-            ours_bytes=max(0, self._free_at_start - free) if ours is None else ours,
-            allocated_bytes=stats.get("allocated_bytes.all.current", 0),
-            reserved_bytes=stats.get("reserved_bytes.all.current", 0),
-            peak_bytes=stats.get("allocated_bytes.all.peak", 0),
-            peak_reserved_bytes=stats.get("reserved_bytes.all.peak", 0),
+            # A neighbour that leaves makes a change small; what the allocator took is this process's for certain.
+            ours_bytes=max(ours, reserved),
+            allocated_bytes=stats["allocated_bytes.all.current"],
+            reserved_bytes=reserved,
+            peak_bytes=stats["allocated_bytes.all.peak"],
+            peak_reserved_bytes=stats["reserved_bytes.all.peak"],
             source=self._source,
         )
+
+    def process_bytes(self) -> int:
+        ours = self._nvml.process_bytes()
+        return self.snapshot().ours_bytes if ours is None else ours
+
+    def _free(self) -> int:
+        """Of the device, for anybody. Before the context only the driver's library can tell; without it, the total."""
+        if self._opened:
+            return int(torch.cuda.mem_get_info(self._index)[0])
+        free = self._nvml.free_bytes()
+        return self._total if free is None else free
+
+    def _allocator(self) -> defaultdict[str, int]:
+        """The allocator's counters; zeros before its first use in this process."""
+        used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        return defaultdict(int, torch.cuda.memory_stats(self._index) if used else {})
 
     @property
     def _source(self) -> Source:
@@ -112,9 +138,9 @@ class CudaDevice:
         if self._opened:
             torch.cuda.synchronize(self._index)
 
-    def limit(self, allocator_bytes: int) -> None:
-        share = min(1.0, max(0.0, allocator_bytes / self._properties.total_memory))
-        torch.cuda.set_per_process_memory_fraction(share, self._index)
+    def limit(self, allocator_bytes: int | None) -> None:
+        write = partial(_write_cap, self._index, self._properties.total_memory)
+        self._caps.setdefault(self._index, SharedCap(write)).set(self, allocator_bytes, self._reserved_before)
 
     def reserve(self, size: int) -> Reserved:
         return _MappedTensor(self._index, size)
@@ -134,8 +160,15 @@ class CudaDevice:
 
     def close(self) -> None:
         self._stream = None
+        if self._index in self._caps:
+            self._caps[self._index].leave(self)
         if self._opened:
             torch.cuda.empty_cache()
+
+
+def _write_cap(index: int, total_bytes: int, cap: int | None) -> None:
+    share = 1.0 if cap is None else min(1.0, max(0.0, cap / total_bytes))
+    torch.cuda.set_per_process_memory_fraction(share, index)
 
 
 class _MappedTensor:
@@ -174,7 +207,7 @@ def _use_expandable_segments() -> None:
     """Segments that grow: less is reserved beyond what is live than with segments of fixed sizes (an 8B's language
     model on 16,384 tokens: 8 % instead of 22 %). What the user set in the environment stays."""
     if not any(os.environ.get(name) for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")):
-        torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
 
 
 class _CudaGraph:
@@ -185,41 +218,3 @@ class _CudaGraph:
 
     def replay(self) -> None:
         self._graph.replay()
-
-
-class _NvmlReader:
-    """What NVML says of this process on one device, matched by UUID; None where it says nothing."""
-
-    def __init__(self, uuid: str) -> None:
-        self.per_process = False
-        self._handle: Any = None
-        self._lib: Any = None
-        try:
-            import pynvml
-
-            pynvml.nvmlInit()
-            self._lib = pynvml
-            self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
-            pynvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
-            self.per_process = True
-            self.reason = "NVML's reading for this process"
-        except Exception as error:  # the library is absent, too old, or forbidden here: each has a class of its own
-            self.reason = f"change of the device's free memory: NVML gives no reading per process ({error})"
-
-    def process_bytes(self) -> int | None:
-        if not self.per_process:
-            return None
-        mine = [
-            process.usedGpuMemory
-            for process in self._lib.nvmlDeviceGetComputeRunningProcesses(self._handle)
-            if process.pid == os.getpid()
-        ]
-        return sum(int(size) for size in mine if size)
-
-    def free_bytes(self) -> int | None:
-        if self._handle is None:
-            return None
-        return int(self._lib.nvmlDeviceGetMemoryInfo(self._handle).free)
-
-    def driver(self) -> str | None:
-        return str(self._lib.nvmlSystemGetDriverVersion()) if self._lib is not None else None

@@ -17,6 +17,7 @@ class FakeDevice:
         total_bytes: of the device.
         others_bytes: held by other processes at first.
         context_bytes: what `open` takes, once.
+        source: with `device_delta`, what neighbours do counts as this process's, as it does on a real device.
         script: called one by one with the device, each after one reading was taken: what neighbours do meanwhile.
         dtypes: element types that the device has.
         granularity: of mapped memory; None for a device that maps none.
@@ -24,7 +25,7 @@ class FakeDevice:
 
     torch_device = "cpu"
     source_reason = "arithmetic"
-    memory_slack_bytes = 0
+    memory_slack_bytes = library_bytes = 0
 
     def __init__(
         self,
@@ -46,11 +47,15 @@ class FakeDevice:
         self.granularity = granularity
         self.virtual_memory_refusal = None if granularity else "this fake maps no memory"
         self._source: Source = source
+        self._free_at_start = self._allocated_before = 0
         self._script = iter(script)
         self._opened = False
 
     def open(self) -> None:
+        """Another start on an open device finds the context made, and what earlier ones allocated beside its cap."""
+        self._allocated_before = self.allocated_bytes
         if not self._opened:
+            self._free_at_start = self.total_bytes - self.others_bytes - self.allocated_bytes - self.non_torch_bytes
             self.non_torch_bytes += self.context_bytes
             self._opened = True
 
@@ -89,11 +94,12 @@ class FakeDevice:
         return DeviceInfo("fake", "fake", self.total_bytes)
 
     def snapshot(self) -> Snapshot:
-        ours = self.allocated_bytes + self.non_torch_bytes
+        held = self.allocated_bytes + self.non_torch_bytes
+        free = self.total_bytes - self.others_bytes - held
         reading = Snapshot(
             total_bytes=self.total_bytes,
-            free_bytes=self.total_bytes - self.others_bytes - ours,
-            ours_bytes=ours,
+            free_bytes=free,
+            ours_bytes=self._change(free) if self._source == "device_delta" else held,
             allocated_bytes=self.allocated_bytes,
             reserved_bytes=self.allocated_bytes,
             peak_bytes=self.peak_bytes,
@@ -105,6 +111,13 @@ class FakeDevice:
             event(self)
         return reading
 
+    def _change(self, free: int) -> int:
+        return max(0, self._free_at_start - free, self.allocated_bytes) if self._opened else 0
+
+    def process_bytes(self) -> int:
+        held = self.allocated_bytes + self.non_torch_bytes
+        return self._change(self.total_bytes - self.others_bytes - held) if self._source == "device_delta" else held
+
     def reset_peak(self) -> None:
         self.peak_bytes = self.allocated_bytes
 
@@ -114,8 +127,8 @@ class FakeDevice:
     def synchronize(self) -> None:
         return None
 
-    def limit(self, allocator_bytes: int) -> None:
-        self.limit_bytes = allocator_bytes
+    def limit(self, allocator_bytes: int | None) -> None:
+        self.limit_bytes = None if allocator_bytes is None else self._allocated_before + allocator_bytes
 
     def reserve(self, size: int) -> Reserved:
         return _Mapped(self, size)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import floor
 from typing import Literal
 
 from orchestrator.errors import BudgetError
-from orchestrator.units import format_gib
+from orchestrator.units import format_gib, format_size
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,14 @@ def requested_bytes(total_bytes: int, util: float) -> int:
     return round(total_bytes * util)
 
 
-def refuse_if_not_free(*, total_bytes: int, util: float, free_bytes: int) -> None:
+def refuse_if_not_free(
+    *, total_bytes: int, util: float, free_bytes: int, promised: Mapping[str, int] | None = None
+) -> None:
     """Refuse a start that asks for more than is free before it begins.
+
+    Args:
+        free_bytes: beside what was promised to others.
+        promised: who was promised how many bytes that they have not taken yet.
 
     Raises:
         BudgetError: names what is wanted, what is free and the largest util (two decimals) that fits.
@@ -83,11 +89,16 @@ def refuse_if_not_free(*, total_bytes: int, util: float, free_bytes: int) -> Non
     works = floor(free_bytes / total_bytes * 100) / 100
     raise BudgetError(
         f"gpu.util={util:g} asks for {format_gib(wanted)} GiB of {format_gib(total_bytes)}, "
-        f"but only {format_gib(free_bytes)} GiB are free",
+        f"but only {format_gib(free_bytes)} GiB are free{_beside(promised or {})}",
         wanted_bytes=wanted,
         free_bytes=free_bytes,
         suggestions={"gpu.util": f"{works:.2f}"} if works > 0 else {},
     )
+
+
+def _beside(promised: Mapping[str, int]) -> str:
+    named = ", ".join(f"{format_size(size)} to {holder}" for holder, size in promised.items())
+    return f" beside what was promised: {named}" if named else ""
 
 
 def suggest_util(total_bytes: int, charged: int, free_bytes: int) -> dict[str, str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from orchestrator.memory.budget import requested_bytes
 from orchestrator.memory.snapshot import Snapshot, Source
 
-HELD = ("weights", "context", "non_torch", "encoder_cache", "cudagraph", "kv_cache", "workspace")
+HELD = ("weights", "context", "non_torch", "encoder_cache", "cudagraph", "kv_cache", "workspace", "fragmentation")
 ACCOUNTS = (*HELD, "peak_activation")
 
 
@@ -25,9 +25,12 @@ class Ledger:
     source: Source
     source_reason: str = ""
     base_bytes: int = 0
-    """What the process held before this start."""
+    """What the process held before this start; of it what its allocator had reserved; of that what was allocated."""
+    base_reserved_bytes: int = 0
+    base_allocated_bytes: int = 0
     accounts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(ACCOUNTS, 0))
     other_processes_bytes: int = 0
+    other_processes_at_start_bytes: int = 0
     held_bytes: int = 0
     """The last reading at rest of what this start added to its process."""
     peak_held_bytes: int = 0
@@ -69,7 +72,15 @@ class Ledger:
 
     def non_torch_in(self, snapshot: Snapshot) -> int:
         """What this start holds outside the allocator: the context, kernels, libraries."""
-        return max(0, self.held_in(snapshot) - snapshot.reserved_bytes)
+        return max(0, self.held_in(snapshot) - self.reserved_in(snapshot))
+
+    def reserved_in(self, snapshot: Snapshot) -> int:
+        """What this start's tensors made the allocator reserve."""
+        return max(0, snapshot.reserved_bytes - self.base_reserved_bytes)
+
+    def fragmentation_in(self, snapshot: Snapshot) -> int:
+        """What the allocator reserved for this start beyond its live tensors."""
+        return max(0, self.reserved_in(snapshot) - max(0, snapshot.allocated_bytes - self.base_allocated_bytes))
 
     def others_in(self, snapshot: Snapshot) -> int:
         """What is neither free nor this start's."""

@@ -1,0 +1,104 @@
+"""Whether what is known so far leaves room for one request of the greatest length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from orchestrator.artifacts import PROFILE
+from orchestrator.config import Config
+from orchestrator.engine.base import Engine
+from orchestrator.memory.budget import blocks_needed
+from orchestrator.memory.fit import Room, refuse_if_no_request_fits
+from orchestrator.stage import Context
+from orchestrator.units import format_size
+
+
+def refuse_before_loading(ctx: Context, engine: Engine, weights: int) -> None:
+    """Refuse, before a weight is read, what cannot fit whatever the activations turn out to take. Where the pipeline
+    allocates no KV cache, none is asked for.
+
+    Raises:
+        BudgetError: with settings that could work.
+    """
+    if any(stage.get("use") == "allocate_kv" for stage in ctx.config.stages.values()):
+        held = ctx.ledger.non_torch_in(ctx.device.snapshot())
+        room = _room(ctx, engine, held + weights, _unpaged(ctx, engine))
+        refuse_if_no_request_fits(room, f"weights of {format_size(weights)}", certain=False)
+
+
+def refuse_before_capture(ctx: Context, engine: Engine) -> None:
+    """Refuse what cannot fit without graphs, rather than run out of memory while they are captured.
+
+    Raises:
+        BudgetError: with settings that could work.
+    """
+    if ctx.config.kv.bytes == "auto" and ctx.state.has(PROFILE):
+        charged = held_bytes(ctx) + ctx.ledger.accounts["peak_activation"]
+        refuse_if_no_request_fits(_room(ctx, engine, charged, _unpaged(ctx, engine)), _measured(ctx), certain=False)
+
+
+def refuse_before_allocating(ctx: Context, engine: Engine) -> None:
+    """Refuse where one request of the greatest length does not fit: it could never be served.
+
+    Raises:
+        BudgetError: with settings that would work.
+    """
+    charged = held_bytes(ctx) + ctx.ledger.accounts["peak_activation"]
+    refuse_if_no_request_fits(_room(ctx, engine, charged, engine.kv_bytes), _measured(ctx))
+
+
+def held_bytes(ctx: Context) -> int:
+    """What is charged and stays, the KV cache apart."""
+    accounts = ctx.ledger.accounts
+    return accounts["weights"] + accounts["encoder_cache"] + accounts["cudagraph"] + outside_bytes(ctx)
+
+
+def outside_bytes(ctx: Context) -> int:
+    """Context, libraries, fragments; what was read and no account explains is not free either."""
+    accounts = ctx.ledger.accounts
+    known = accounts["context"] + accounts["non_torch"] + accounts["workspace"] + accounts["fragmentation"]
+    return known + max(0, ctx.ledger.residual_bytes)
+
+
+def wanted_blocks(config: Config, engine: Engine) -> int | None:
+    """Usable blocks that the configuration asks for; None where it takes what is left."""
+    size = config.kv.bytes
+    if size == "auto":
+        return None
+    bytes_per_block = engine.kv_spec.bytes_per_block(config.kv.block_size)
+    return needed_blocks(config, engine) if size == "need" else int(size) // bytes_per_block
+
+
+def needed_blocks(config: Config, engine: Engine) -> int:
+    """Usable blocks that the limits can fill at once."""
+    return blocks_needed(
+        num_seqs=config.scheduler.max_num_seqs, max_model_len=engine.max_model_len, block_size=config.kv.block_size
+    )
+
+
+def _room(ctx: Context, engine: Engine, charged: int, size_of: Callable[[int], int]) -> Room:
+    kv = ctx.config.kv
+    return Room(
+        total_bytes=ctx.ledger.total_bytes,
+        free_bytes=max(0, ctx.ledger.total_bytes - ctx.ledger.others_in(ctx.device.snapshot())),
+        util=ctx.config.gpu.util,
+        charged_bytes=charged,
+        block_size=kv.block_size,
+        bytes_per_block=engine.kv_spec.bytes_per_block(kv.block_size),
+        max_model_len=engine.max_model_len,
+        size_of=size_of,
+        blocks=wanted_blocks(ctx.config, engine),
+        most_seqs=ctx.config.scheduler.max_num_seqs if kv.bytes == "need" else None,
+    )
+
+
+def _unpaged(ctx: Context, engine: Engine) -> Callable[[int], int]:
+    """Bytes of usable blocks and the padding block, before it is known in which pages memory comes."""
+    bytes_per_block = engine.kv_spec.bytes_per_block(ctx.config.kv.block_size)
+    return lambda blocks: (blocks + 1) * bytes_per_block
+
+
+def _measured(ctx: Context) -> str:
+    peak = format_size(ctx.ledger.accounts["peak_activation"])
+    by = f" set by {ctx.state.get(PROFILE).set_by}" if ctx.state.has(PROFILE) else ""
+    return f"{format_size(held_bytes(ctx))} held and a peak of {peak}{by}"
