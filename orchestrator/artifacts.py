@@ -12,10 +12,14 @@ from orchestrator.state import Key
 
 @dataclass(frozen=True)
 class Profile:
-    """Peaks above what stays, in bytes, by part of a step."""
+    """Peaks above what stays, in bytes, by part of a step; `item_shapes` of the costliest items, by modality, and
+    `micro_batch` and `piece_tokens`, which one call of the encoder takes (see `Engine.set_micro_batch`)."""
 
     peaks: dict[str, int]
     encoder_budget: EncoderBudget
+    item_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    micro_batch: dict[str, int] = field(default_factory=dict)
+    piece_tokens: dict[str, int] = field(default_factory=dict)
 
     @property
     def peak_activation(self) -> int:

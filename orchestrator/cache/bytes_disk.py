@@ -7,6 +7,7 @@ import secrets
 import stat
 from contextlib import suppress
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -51,12 +52,11 @@ class BytesDisk:
         return len(value), _MODE_BINARY, name, None
 
     def fetch(self, mode: Any, filename: Any, value: Any, read: bool) -> Any:
-        path = self._inside(filename)
-        if mode != _MODE_BINARY or path is None:
-            raise CacheError("it is of a kind that this cache does not write")
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise CacheError("its value is not a file")
-        return path.open("rb") if read else path.read_bytes()
+        file = open_value(self._directory, mode, filename)
+        if read:
+            return file
+        with file:
+            return file.read()
 
     def filename(self, key: Any = None, value: Any = None) -> tuple[str, str]:
         name = secrets.token_hex(16)
@@ -70,5 +70,24 @@ class BytesDisk:
                 path.unlink()
 
     def _inside(self, name: Any) -> Path | None:
-        """The path of a value's file; None for a name that could lead out of the folder."""
-        return self._directory / name if isinstance(name, str) and _VALUE_FILE.fullmatch(name) else None
+        return _path_of_value(self._directory, name)
+
+
+def open_value(directory: Path, mode: Any, filename: Any) -> BufferedReader:
+    """The file that a row of the database names.
+
+    Raises:
+        CacheError: this cache does not write such rows.
+        OSError: there is no such file.
+    """
+    path = _path_of_value(directory, filename)
+    if mode != _MODE_BINARY or path is None:
+        raise CacheError("it is of a kind that this cache does not write")
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise CacheError("its value is not a file")
+    return path.open("rb")
+
+
+def _path_of_value(directory: Path, name: Any) -> Path | None:
+    """None for a name that could lead out of the folder."""
+    return directory / name if isinstance(name, str) and _VALUE_FILE.fullmatch(name) else None

@@ -1,7 +1,7 @@
 """What an entry of the disk cache is, as a value and as bytes, and the fingerprint that finds it.
 
-The bytes are the magic, a version, the SHA-256 of the payload, and the payload: safetensors bytes whose `__metadata__`
-holds the key and the JSON.
+The bytes are the magic, a version, zeros, the SHA-256 of the payload, and at byte 64 the payload: safetensors bytes
+whose `__metadata__` holds the key and the JSON.
 """
 
 from __future__ import annotations
@@ -13,20 +13,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.errors import CacheError
+from orchestrator.cache.layout import DIGEST_AT, MAGIC, VERSION
 
 if TYPE_CHECKING:
     import torch
 
-_MAGIC = b"orchestrator-cache"
-_VERSION = 1
-_DIGEST_AT = len(_MAGIC) + 1
-_PAYLOAD_AT = _DIGEST_AT + hashlib.sha256().digest_size
-
 
 @dataclass(frozen=True)
 class Entry:
-    """What is kept: tensors, which come back contiguous and on the CPU, and a JSON object."""
+    """What is kept: tensors, which come back contiguous and on the CPU, and a JSON object.
+
+    Tensors that come back from the disk lie in its file, which is mapped and not copied: what writes to one of them
+    gets a copy of its own.
+    """
 
     tensors: dict[str, torch.Tensor]
     meta: dict[str, Any]
@@ -51,32 +50,8 @@ def encode(key: str, entry: Entry) -> bytes:
         for name, tensor in entry.tensors.items()
     }
     payload = save(tensors, {"key": key, "meta": _json(entry.meta, "meta")})
-    return b"".join((_MAGIC, bytes([_VERSION]), hashlib.sha256(payload).digest(), payload))
-
-
-def decode(data: bytes, key: str) -> Entry:
-    """
-    Raises:
-        CacheError: not exactly what `encode` wrote for `key`; says what is wrong.
-    """
-    if not data.startswith(_MAGIC) or len(data) < _PAYLOAD_AT:
-        raise CacheError("it has no header of this cache")
-    if data[len(_MAGIC)] != _VERSION:
-        raise CacheError(f"it has format version {data[len(_MAGIC)]}, and this program reads {_VERSION}")
-    payload = data[_PAYLOAD_AT:]
-    if hashlib.sha256(payload).digest() != data[_DIGEST_AT:_PAYLOAD_AT]:
-        raise CacheError("its bytes are not those that were written")
-    from safetensors.torch import load
-
-    try:
-        header = json.loads(payload[8 : 8 + int.from_bytes(payload[:8], "little")])
-        written_for, meta = header["__metadata__"]["key"], json.loads(header["__metadata__"]["meta"])
-        tensors = load(payload)
-    except Exception as error:
-        raise CacheError(f"it cannot be read ({error})") from error
-    if written_for != key or not isinstance(meta, dict):
-        raise CacheError("it was written for another key")
-    return Entry(tensors, meta)
+    head = (MAGIC + bytes([VERSION])).ljust(DIGEST_AT, b"\0")
+    return b"".join((head, hashlib.sha256(payload).digest(), payload))
 
 
 def as_read(entry: Entry) -> Entry:

@@ -7,12 +7,15 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
 from orchestrator.cache.bytes_disk import BytesDisk
-from orchestrator.cache.entry import Entry, as_read, decode, encode
+from orchestrator.cache.entry import Entry, as_read, encode
+from orchestrator.cache.index import Index
+from orchestrator.cache.layout import OTHER_KEY, map_tensors, read_header
 from orchestrator.errors import CacheError
 from orchestrator.units import format_size
 
@@ -41,25 +44,33 @@ class Cache:
     ) -> None:
         self.folder = Path(os.path.abspath(folder))  # noqa: PTH100 - absolute() would keep a `..`
         self._max_bytes, self._warn, self._wait_s = max_bytes, warn, wait_s
-        self._usable = enabled
+        self._readable = self._writable = enabled
         self._store: Any = None
 
     @property
     def _entries(self) -> Path:
         return self.folder / "entries"
 
+    @property
+    def _index(self) -> Index:
+        return Index(self._entries)
+
     def get(self, key: str) -> Entry | None:
-        """The entry of `key`, or None. An entry that is not what was written is removed and said."""
-        with self._guarded("read"):
-            store = self._existing()
-            if store is None:
-                return None
+        """The entry of `key`, or None. An entry that is not what was written is removed and said. Writes nothing else,
+        so a folder that may only be read serves."""
+        with self._reading():
+            row = self._index.find(key) if self._readable else None
+            why = None
             try:
-                data = store.get(key)
-                return None if data is None else decode(data, key)
+                file = None if row is None else row.open(self._entries)
+                if file is not None:
+                    with file:
+                        return _read(file, key)
             except CacheError as error:
-                self._warn(f"the cache entry {key} is not used: {error}; it is removed")
-                store.delete(key)
+                why = error
+            if why is not None:
+                self._warn(f"the cache entry {key} is not used: {why}; it is removed")
+                self.delete(key)
         return None
 
     def put(self, key: str, entry: Entry) -> bool:
@@ -68,10 +79,10 @@ class Cache:
         Raises:
             TypeError: `entry.meta` holds what JSON cannot say.
         """
-        if not self._usable:
+        if not self._writable:
             return False
         data = encode(key, entry)
-        with self._guarded("written"):
+        with self._writing():
             store = self._opened()
             with self._locked("index"):
                 self._sweep(store)
@@ -80,40 +91,40 @@ class Cache:
         return False
 
     def fetch(self, key: str, build: Callable[[], Entry]) -> tuple[Entry, Literal["hit", "miss", "off"]]:
-        """The entry of `key`, built if it is not there. Of several processes that find it missing, one builds."""
-        if not self._usable:
-            return as_read(build()), "off"
+        """The entry of `key`, built if it is not there. Of several processes that find it missing, one builds. `off`:
+        built, and not kept because the cache is off or cannot be used."""
         found = self.get(key)
         if found is not None:
             return found, "hit"
+        if not self._writable:
+            return as_read(build()), "off"
         with self._one_builder(key):
             found = self.get(key)
             if found is not None:
                 return found, "hit"
-            outcome: Literal["miss", "off"] = "miss" if self._usable else "off"
+            outcome: Literal["miss", "off"] = "miss" if self._writable else "off"
             built = as_read(build())
             self.put(key, built)
             return built, outcome
 
     def delete(self, key: str) -> bool:
         """Whether there was an entry to delete."""
-        with self._guarded("written"):
-            store = self._existing()
-            return store is not None and bool(store.delete(key))
+        with self._writing():
+            if self._writable and self._index.exists:
+                return bool(self._opened().delete(key))
         return False
 
     def keys(self) -> list[str]:
         """The keys of all entries, in the order in which they were first written."""
-        with self._guarded("read"):
-            store = self._existing()
-            return [] if store is None else [key for key in store if isinstance(key, str)]
+        with self._reading():
+            return [row.key for row in self._index.rows()] if self._readable else []
         return []
 
     def entry_bytes(self, key: str) -> int | None:
         """The size of an entry on disk, or None where there is none."""
-        with self._guarded("read"), suppress(CacheError):
-            store = self._existing()
-            file = None if store is None else store.get(key, read=True)
+        with self._reading(), suppress(CacheError):
+            row = self._index.find(key) if self._readable else None
+            file = None if row is None else row.open(self._entries)
             if file is not None:
                 with file:
                     return os.fstat(file.fileno()).st_size
@@ -132,10 +143,6 @@ class Cache:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _existing(self) -> Any:
-        """The store, or None where there is none yet: reading creates nothing."""
-        return self._opened() if self._usable and (self._entries / "cache.db").exists() else None
 
     def _opened(self) -> Any:
         if self._store is None:
@@ -190,10 +197,9 @@ class Cache:
     @contextmanager
     def _one_builder(self, key: str) -> Iterator[None]:
         with ExitStack() as stack:
-            if self._usable:
-                with self._guarded("used"):
-                    self._opened()
-                    stack.enter_context(self._locked(hashlib.sha256(key.encode()).hexdigest()))
+            with self._writing():
+                self._opened()
+                stack.enter_context(self._locked(hashlib.sha256(key.encode()).hexdigest()))
             yield
 
     @contextmanager
@@ -207,12 +213,35 @@ class Cache:
             yield
 
     @contextmanager
-    def _guarded(self, done: str) -> Iterator[None]:
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self._readable = self._writable = False
+            self._give_up("read", error)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """What is there can still be read when nothing more can be written."""
         try:
             yield
         # A planted setting can make diskcache raise anything; none of it may end the start.
         except Exception as error:
-            self._usable = False
-            self.close()
-            why = str(error) or type(error).__name__
-            self._warn(f"the cache in {self.folder} cannot be {done} ({why}); going on without it")
+            self._writable = False
+            self._give_up("written", error)
+
+    def _give_up(self, done: str, error: Exception) -> None:
+        self.close()
+        why = str(error) or type(error).__name__
+        self._warn(f"the cache in {self.folder} cannot be {done} ({why}); going on without it")
+
+
+def _read(file: BufferedReader, key: str) -> Entry:
+    """
+    Raises:
+        CacheError: not exactly what was written for `key`.
+    """
+    header = read_header(file)
+    if header.key != key:
+        raise CacheError(OTHER_KEY)
+    return Entry(map_tensors(file, header) if header.tensors else {}, header.meta)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -13,7 +14,13 @@ from orchestrator.modality.base import DummyBatch, MediaInputs
 
 @dataclass(frozen=True)
 class Media:
-    """One item of a prompt: for an image, `data` is a PIL image."""
+    """One item of a prompt.
+
+    `data` of an image is a PIL image. Of a video it is a list of PIL images of one size, or a uint8 array (frames,
+    height, width, 3); frames are taken to be sampled already, at the rate at which the model's processor would. Of
+    audio it is one channel of floating-point samples at the rate of the processor's feature extractor, or such samples
+    and their rate in a tuple, which is refused where the rate is another.
+    """
 
     modality: str
     data: Any
@@ -98,9 +105,16 @@ class Engine(Protocol):
     """The model's transformers configuration."""
     processor_identity: str
     """A fingerprint of the files that decide what the processor makes of a prompt."""
+    encoder_dtype: str
+    """The element type in which the encoder takes pixels and spectrograms, such as bfloat16."""
 
-    def load(self, events: Events) -> WeightsReport:
-        """Read the checkpoint and put the weights on the device."""
+    def load(self, events: Events, admit: Callable[[int], None] | None = None) -> WeightsReport:
+        """Read the checkpoint and put the weights on the device.
+
+        Args:
+            admit: called with the bytes that the weights will take, once `kv_spec` and `max_model_len` are known and
+                before the first of them is read; what it raises ends the loading.
+        """
 
     def modalities(self) -> tuple[str, ...]:
         """What this model can take, whatever the limits say."""
@@ -115,7 +129,20 @@ class Engine(Protocol):
         """Take the memory that keeps encoder outputs; its bytes."""
 
     def encode_dummy(self, batch: DummyBatch, items: dict[str, int]) -> None:
-        """Encode so many copies of each item in one step and keep the outputs as the encoder cache keeps them."""
+        """Encode so many copies of each item in one step and keep the outputs as the encoder cache keeps them. May be
+        called again, as long as no request is open."""
+
+    def set_micro_batch(self, items: Mapping[str, int], most_tokens: Mapping[str, int] | None = None) -> None:
+        """How much one call of the encoder takes from now on. May be called again.
+
+        Args:
+            items: by modality; at first it is `encoder.micro_batch`, and 1 for `auto`.
+            most_tokens: by modality, the encoder tokens of a call, for items that are `divisible`: one with more goes
+                through in several calls. A modality that is not in it is not cut.
+        """
+
+    def divisible(self, item: MediaInputs) -> bool:
+        """Whether an item's parts, such as tiles or frames, can go through the encoder one after the other."""
 
     def dummy_step(self, num_tokens: int, context: int) -> None:
         """The language model on `num_tokens` new tokens after `context` tokens in the cache, in sequences of at most
@@ -128,6 +155,10 @@ class Engine(Protocol):
     def keeps_graphs(self) -> bool:
         """Whether graphs that are captured before the KV cache has memory stay right afterwards. Otherwise they only
         show what graphs take, and must be captured again."""
+
+    def repeat_worst_step(self) -> None:
+        """Run again what the dummy calls ran last, on inputs that are made on the device. Leaves nothing; may be called
+        whenever no request is open."""
 
     def capture(self, sizes: Sequence[int]) -> list[CapturedGraph]:
         """Capture one decode graph a batch size, in place of earlier ones; none where steps cannot be captured. May be
@@ -142,12 +173,22 @@ class Engine(Protocol):
     def generate(self, requests: Sequence[Request]) -> list[Output]:
         """Serve requests together, each to its end; outputs in the order of the requests. May be called again."""
 
+    def eager(self) -> AbstractContextManager[None]:
+        """While it is entered, steps run as they are launched, also where graphs were captured."""
+
+    @property
+    def most_blocks_used(self) -> int:
+        """The highest number of blocks that requests have held at once."""
+
     def oracle_logprobs(self, request: Request, output: Output) -> tuple[list[float], list[float]]:
         """For each token of `output`, by the model's own forward pass without our cache, attention and scheduler: the
         log-probability of that token, and of the likeliest one."""
 
     def clear_caches(self) -> None:
         """Empty every cache of prompts and media. May be called again."""
+
+    async def aclear_caches(self) -> None:
+        """`clear_caches`, for a caller whose event loop must not wait."""
 
     def held(self) -> dict[str, int]:
         """What the caches hold now, in items, by name."""

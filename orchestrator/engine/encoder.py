@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from orchestrator.engine.encoder_cache import EncoderCache
+from orchestrator.engine.encoder_calls import encoder_call
 from orchestrator.errors import StageError
 from orchestrator.modality.base import MediaInputs
 
@@ -18,13 +19,29 @@ class Encoder:
 
     Args:
         model: a transformers model with `get_image_features` and the like.
-        micro_batch: items in one call.
+        micro_batch: items in one call, until `set_micro_batch` says otherwise.
         deepstack: outputs of inner layers that the decoder wants beside the last one's (DeepStack).
     """
 
     def __init__(self, model: Any, torch_device: str, micro_batch: int, deepstack: int) -> None:
         self._model, self._torch_device = model, torch_device
         self._micro_batch, self._deepstack = micro_batch, deepstack
+        self._micro_batches: dict[str, int] = {}
+        self._most_tokens: dict[str, int] = {}
+
+    def set_micro_batch(self, items: Mapping[str, int], most_tokens: Mapping[str, int]) -> None:
+        """What one call takes from now on, by modality: items, and rows of output where one item can be cut."""
+        self._micro_batches.update(items)
+        self._most_tokens = dict(most_tokens)
+
+    def divisible(self, item: MediaInputs) -> bool:
+        """Whether an item is a batch of pictures to the encoder, each of equally many outputs: then it can be cut.
+
+        An encoder that takes more than pixels (sizes, grids, masks) puts pictures together in some way of its own.
+        """
+        arguments = self._arguments([item])
+        pixels = next(iter(arguments.values())) if len(arguments) == 1 else None
+        return pixels is not None and pixels.ndim == 4 and len(pixels) > 1 and item.num_embeds % len(pixels) == 0
 
     @torch.inference_mode()
     def encode(self, items: Sequence[MediaInputs], encoder: EncoderCache) -> None:
@@ -34,32 +51,49 @@ class Encoder:
             StageError: the encoder gave another number of rows than the processor made room for, or nothing that
                 could be such rows.
         """
-        for batch in _micro_batches(items, self._micro_batch):
-            output = self._encode(batch)
+        for batch in _micro_batches(items, self._micro_batches, self._micro_batch):
+            if self._is_cut(batch):
+                self._encode_in_pieces(batch[0], encoder)
+                continue
             sizes = [item.num_embeds for item in batch]
-            if output.shape[0] != sum(sizes):
-                raise StageError(f"the encoder gave {output.shape[0]} rows where the prompt has room for {sum(sizes)}")
+            output = self._encode(batch[0].modality, self._arguments(batch), sum(sizes))
             for item, rows in zip(batch, torch.split(output, sizes), strict=True):
                 encoder.write(item.content_hash, rows)
 
-    def _encode(self, batch: Sequence[MediaInputs]) -> torch.Tensor:
-        """Outputs (rows, (1 + deepstack) * hidden size) of items whose tensors have equal shapes but for the first
-        size."""
-        call = getattr(self._model, f"get_{batch[0].modality}_features")
-        takes = inspect.signature(call).parameters
-        arguments = {
-            name: self._to_device(torch.cat([item.tensors[name] for item in batch]))
-            for name in batch[0].tensors
-            if name in takes
-        }
-        output = call(**arguments, return_dict=True)
+    def _is_cut(self, batch: Sequence[MediaInputs]) -> bool:
+        most = self._most_tokens.get(batch[0].modality)
+        return most is not None and len(batch) == 1 and batch[0].num_embeds > most and self.divisible(batch[0])
+
+    def _encode_in_pieces(self, item: MediaInputs, encoder: EncoderCache) -> None:
+        ((name, pixels),) = self._arguments([item]).items()
+        each = item.num_embeds // len(pixels)
+        pieces = torch.split(pixels, max(1, self._most_tokens[item.modality] // each))
+        first = 0
+        for piece in pieces:
+            rows = each * len(piece)
+            encoder.write(item.content_hash, self._encode(item.modality, {name: piece}, rows), first)
+            first += rows
+
+    def _arguments(self, batch: Sequence[MediaInputs]) -> dict[str, torch.Tensor]:
+        """What the encoder takes of items whose tensors have equal shapes but for the first size; on the host."""
+        takes = inspect.signature(encoder_call(self._model, batch[0].modality)).parameters
+        names = [name for name in batch[0].tensors if name in takes]
+        if len(batch) == 1:
+            return {name: batch[0].tensors[name] for name in names}
+        return {name: torch.cat([item.tensors[name] for item in batch]) for name in names}
+
+    def _encode(self, modality: str, arguments: Mapping[str, torch.Tensor], rows: int) -> torch.Tensor:
+        """Outputs (rows, (1 + deepstack) * hidden size)."""
+        call = encoder_call(self._model, modality)
+        output = call(**{name: self._to_device(each) for name, each in arguments.items()}, return_dict=True)
         for name in ("pooler_output", *(["deepstack_features"] if self._deepstack else [])):
             if getattr(output, name, None) is None:
                 raise StageError(f"{type(self._model).__name__}.{call.__name__} gives no {name}")
-        features = _flat(output.pooler_output)
-        if not self._deepstack:
-            return features
-        return torch.cat([features, *(_flat(layer) for layer in output.deepstack_features)], dim=-1)
+        layers = [output.pooler_output, *(output.deepstack_features if self._deepstack else ())]
+        features = [_flat(layer) for layer in layers]
+        if features[0].shape[0] != rows:
+            raise StageError(f"the encoder gave {features[0].shape[0]} rows where the prompt has room for {rows}")
+        return torch.cat(features, dim=-1) if len(features) > 1 else features[0]
 
     def _to_device(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self._torch_device, self._model.dtype if tensor.is_floating_point() else tensor.dtype)
@@ -72,11 +106,11 @@ def _flat(features: Any) -> torch.Tensor:
     return torch.cat(flat) if len(flat) > 1 else flat[0]
 
 
-def _micro_batches(items: Sequence[MediaInputs], most: int) -> Iterator[list[MediaInputs]]:
+def _micro_batches(items: Sequence[MediaInputs], most: Mapping[str, int], default: int) -> Iterator[list[MediaInputs]]:
     """Neighbours that one encoder call can take together."""
     batch: list[MediaInputs] = []
     for item in items:
-        if batch and (len(batch) == most or _shape(batch[0]) != _shape(item)):
+        if batch and (len(batch) >= most.get(item.modality, default) or _shape(batch[0]) != _shape(item)):
             yield batch
             batch = []
         batch.append(item)

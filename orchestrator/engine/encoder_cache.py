@@ -104,9 +104,10 @@ class EncoderCache:
     def bytes(self) -> int:
         return self.slab.numel() * self.slab.element_size()
 
-    def write(self, content_hash: str, output: torch.Tensor) -> None:
-        """Put an encoder output (rows, hidden size) into the rows of its entry."""
+    def write(self, content_hash: str, output: torch.Tensor, first: int = 0) -> None:
+        """Put an encoder output (rows, hidden size) into the rows of its entry, from the entry's row `first` on."""
         import torch
 
-        rows = torch.tensor(self.index.rows(content_hash)).to(self.slab.device)
+        entry = self.index.rows(content_hash)[first : first + output.shape[0]]
+        rows = torch.tensor(entry).to(self.slab.device)
         self.slab.index_copy_(0, rows, output.to(self.slab.dtype))

@@ -18,14 +18,6 @@ _BOTH_WAYS_IN_IMAGES = frozenset({"gemma3"})
 """Models whose own masks are causal but for the tokens of one image; others' masks are not known."""
 
 
-@dataclass(frozen=True)
-class Placeholders:
-    """Modality -> what stands for an item in a prompt, and the id whose embedding an encoder output replaces."""
-
-    texts: dict[str, str]
-    embed_ids: dict[str, int]
-
-
 def refuse_unsupported(config: Any) -> None:
     """Refuse by name what would run and be wrong.
 
@@ -120,7 +112,9 @@ def _has_three_axes(text_config: Any) -> bool:
 
 def _refuse_rope_index(kind: str, method: Any) -> None:
     takes = inspect.signature(method).parameters
-    missing = [name for name in ("input_ids", "mm_token_type_ids") if name not in takes]
+    # What takes the lengths of recordings finds the items in the ids by itself.
+    needed = ("input_ids",) if "audio_seqlens" in takes else ("input_ids", "mm_token_type_ids")
+    missing = [name for name in needed if name not in takes]
     if missing:
         raise _refusal(kind, f"its get_rope_index does not take {' and '.join(missing)}")
 
@@ -164,45 +158,3 @@ def resolve_max_model_len(config: Any, wanted: int | str) -> int:
     if wanted > most:
         raise ConfigError.of(field, f"the model has positions for {most} tokens; give at most {most}", wanted)
     return wanted
-
-
-def placeholders(config: Any, processor: Any, model_class: Any) -> Placeholders:
-    """How items enter a prompt of this model; nothing for a model without media, or without the means to encode it."""
-    if _missing_for_images(config, processor, model_class):
-        return Placeholders({}, {})
-    return Placeholders({"image": str(processor.image_token)}, {"image": _image_id(config)})
-
-
-def refuse_without_images(config: Any, processor: Any, model_class: Any) -> None:
-    """Refuse a model that looks at images, but not by transformers' conventions.
-
-    Raises:
-        CheckpointError: what is missing.
-    """
-    if not hasattr(config, "vision_config"):
-        return
-    missing = _missing_for_images(config, processor, model_class)
-    if missing:
-        raise CheckpointError(
-            f"a model of type '{config.model_type}' cannot be given images: {missing}; mm.limit_per_prompt.image=0 "
-            "starts it text only"
-        )
-
-
-def _missing_for_images(config: Any, processor: Any, model_class: Any) -> str | None:
-    """The first of the conventions for images that a model does not follow; None if it follows all."""
-    if not hasattr(model_class, "get_image_features"):
-        return f"{model_class.__name__} has no get_image_features"
-    if getattr(processor, "image_processor", None) is None:
-        return f"{type(processor).__name__} has no image_processor"
-    if getattr(processor, "image_token", None) is None:
-        return f"{type(processor).__name__} has no image_token"
-    if _image_id(config) < 0:
-        return f"{type(config).__name__} has no image_token_id"
-    return None
-
-
-def _image_id(config: Any) -> int:
-    """The id whose embedding an encoder output replaces; negative if the configuration names none."""
-    ids = (getattr(config, name, None) for name in ("image_token_id", "image_token_index"))
-    return next((int(found) for found in ids if found is not None), -1)

@@ -10,7 +10,7 @@ for ends just before it, so that those who hold room always go on and give it ba
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from orchestrator.engine.encoder_cache import EncoderIndex
@@ -21,12 +21,18 @@ from orchestrator.modality.base import MediaInputs
 
 @dataclass(frozen=True)
 class Limits:
-    """What bounds a step and a sequence; all in tokens but `max_num_seqs`."""
+    """What bounds a step and a sequence; all in tokens but `max_num_seqs`.
+
+    Attributes:
+        most_item_tokens: by modality, encoder tokens of the largest item that memory was reserved for; a modality that
+            was not profiled is not in it.
+    """
 
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
     encoder_compute_budget: int
+    most_item_tokens: Mapping[str, int] = field(default_factory=dict)
 
 
 class Scheduler:
@@ -43,6 +49,11 @@ class Scheduler:
     def num_open(self) -> int:
         """Sequences that are not finished."""
         return len(self._waiting) + len(self._running)
+
+    @property
+    def waiting(self) -> Sequence[OpenRequest]:
+        """Sequences that are not admitted yet, in their order."""
+        return self._waiting
 
     def add(self, sequence: OpenRequest) -> None:
         """Queue a sequence; one that can never be served is finished with its error at once."""
@@ -80,6 +91,9 @@ class Scheduler:
                 return f"one {modality} has {rows} encoder tokens, and the encoder cache holds {self._encoder.capacity}"
             if rows > limits.encoder_compute_budget:
                 return f"one {modality} has {rows} encoder tokens, and a step encodes {limits.encoder_compute_budget}"
+            most = limits.most_item_tokens.get(modality, rows)
+            if rows > most:
+                return f"one {modality} has {rows} encoder tokens, and memory was reserved for {most} at most"
         return None
 
     def schedule(self) -> Step:
@@ -155,6 +169,7 @@ class Scheduler:
             if all_items or sequence.items[index].stop <= sequence.computed:
                 self._encoder.release(key)
                 del sequence.locked[index]
+                sequence.forget(index)
 
     def _drop(self, sequence: OpenRequest) -> None:
         self._running.remove(sequence)
@@ -193,13 +208,19 @@ def _append(sequence: OpenRequest, token: int, logprob: float) -> None:
         sequence.finish_reason = "length"
 
 
-def run_all(scheduler: Scheduler) -> Iterator[Step]:
+def run_all(scheduler: Scheduler, refill: Callable[[], None] = lambda: None) -> Iterator[Step]:
     """The steps until every sequence is finished; `complete` must be called for each before the next is asked for.
+
+    Args:
+        refill: adds the sequences that are still to come; called before each step.
 
     Raises:
         RuntimeError: a step is empty while sequences are open, which would never end.
     """
-    while scheduler.num_open:
+    while True:
+        refill()
+        if not scheduler.num_open:
+            return
         step = scheduler.schedule()
         if not step.chunks:
             raise RuntimeError(f"{scheduler.num_open} requests are open and none of them can run")

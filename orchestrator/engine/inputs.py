@@ -8,25 +8,23 @@ the whole.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from orchestrator.config import MediaConfig
 from orchestrator.engine.base import Media, Request
+from orchestrator.engine.media import Ears, RequestError, checked, content_hash, frames_per_second, processor_arguments
 from orchestrator.engine.media_cache import MediaCache
 from orchestrator.engine.step import PlacedItem
-from orchestrator.errors import CheckpointError, OrchestratorError
+from orchestrator.errors import CheckpointError
 from orchestrator.modality.base import MediaInputs
 
 _NOT_FOR_THE_ENCODER = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"})
-
-
-class RequestError(OrchestratorError):
-    """What is wrong with one request; the others go on."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +46,7 @@ class PromptBuilder:
         embed_ids: modality -> token id whose embedding an encoder output replaces.
         limits: what a prompt may carry.
         whole_runs: whether neighbouring encoder outputs of an item must be in one step.
+        apart: modalities of which a prompt may only carry one.
 
     Raises:
         CheckpointError: a placeholder is not one token of the tokenizer.
@@ -61,11 +60,13 @@ class PromptBuilder:
         limits: MediaConfig,
         *,
         whole_runs: bool = False,
+        apart: frozenset[str] = frozenset(),
     ) -> None:
         self.processor, self.tokenizer = processor, getattr(processor, "tokenizer", processor)
         self._placeholders, self._embed_ids, self._limits = placeholders, embed_ids, limits
         self._placeholder_ids = {self._placeholder_id(text): modality for modality, text in placeholders.items()}
-        self._whole_runs = whole_runs
+        self._whole_runs, self._apart = whole_runs, apart
+        self._ears, self._fps = Ears.of(processor), frames_per_second(processor)
         self._added_ids = frozenset(self.tokenizer.get_added_vocab().values())
         self.media = MediaCache()
 
@@ -169,6 +170,9 @@ class PromptBuilder:
             if count > most:
                 field = f"mm.limit_per_prompt.{modality}"
                 raise RequestError(f"the request carries {count} {modality} items; {field}={most}")
+        together = self._apart.intersection(kinds)
+        if len(together) > 1:
+            raise RequestError(f"the model's processor cannot take {' and '.join(sorted(together))} in one prompt")
 
     def item(self, media: Media) -> MediaInputs:
         """One item through the processor, or as it was kept from last time.
@@ -176,55 +180,48 @@ class PromptBuilder:
         Raises:
             RequestError: too large, or not what the processor takes.
         """
-        if media.modality not in self._placeholders:
-            raise RequestError(f"the model does not take {media.modality}")
-        self._refuse_size(media)
-        key = self.content_hash(media)
+        media = self._checked(media)
+        key = content_hash(media, json.dumps(self._limits.processor_kwargs, sort_keys=True, default=str))
         known = self.media.get(key)
         if known is None:
             known = self._process(media, key)
             self.media.put(known)
         return known
 
-    def _refuse_size(self, media: Media) -> None:
-        most = self._limits.image.max_size
-        size = getattr(media.data, "size", None)
-        if not isinstance(size, tuple) or not hasattr(media.data, "tobytes"):
-            raise RequestError(f"an image must be a PIL image, not a {type(media.data).__name__}")
-        if most is not None and (size[0] > most[0] or size[1] > most[1]):
-            given, allowed = f"{size[0]} x {size[1]}", f"{most[0]} x {most[1]}"
-            raise RequestError(f"the image has {given} pixels; mm.image.max_size is {allowed}")
-
-    def content_hash(self, media: Media) -> str:
-        """Of the pixels, their shape and the processor's options."""
-        options = json.dumps(self._limits.processor_kwargs, sort_keys=True, default=str)
-        head = f"{media.modality}|{media.data.mode}|{media.data.size}|{options}|"
-        return hashlib.sha256(head.encode() + media.data.tobytes()).hexdigest()
+    def _checked(self, media: Media) -> Media:
+        if media.modality not in self._placeholders:
+            raise RequestError(f"the model does not take {media.modality}")
+        return checked(media, self._limits, self._ears)
 
     def _process(self, media: Media, key: str) -> MediaInputs:
         try:
-            batch = self._call(self._placeholders[media.modality], [media.data], add_special_tokens=False)
+            batch = self._call(self._placeholders[media.modality], [media], add_special_tokens=False)
         except (ValueError, TypeError, OSError) as error:
             raise RequestError(f"the model's processor refused the {media.modality}: {error}") from error
         ids = [int(token) for token in batch["input_ids"][0]]
         mask = [token == self._embed_ids[media.modality] for token in ids]
         if not any(mask):
             raise RequestError(f"the model's processor made no encoder tokens of the {media.modality}")
-        tensors = {name: value for name, value in batch.items() if name not in _NOT_FOR_THE_ENCODER}
+        tensors = {
+            name: value
+            for name, value in batch.items()
+            if name not in _NOT_FOR_THE_ENCODER and isinstance(value, torch.Tensor)
+        }
         return MediaInputs(media.modality, ids, mask, tensors, key)
 
     def whole(self, request: Request) -> Mapping[str, Any]:
         """The processor's own call on the whole request: what the model's own forward takes."""
         text = self.text(request)
-        images = [media.data for media in request.media]
-        return self._call(text, images, add_special_tokens=self.adds_special_tokens(request, text))
+        items = [self._checked(media) for media in request.media]
+        return self._call(text, items, add_special_tokens=self.adds_special_tokens(request, text))
 
-    def _call(self, text: str, images: list[Any], *, add_special_tokens: bool) -> Mapping[str, Any]:
+    def _call(self, text: str, items: Sequence[Media], *, add_special_tokens: bool) -> Mapping[str, Any]:
         options = {"add_special_tokens": add_special_tokens, "return_tensors": "pt"}
         if self.processor is self.tokenizer:
             made: Mapping[str, Any] = self.tokenizer([text], **options)
         else:
-            made = self.processor(text=[text], images=images or None, text_kwargs=options)
+            arguments = processor_arguments(items, self._ears.rate, self._fps)
+            made = self.processor(text=[text], text_kwargs=options, **arguments)
         return made
 
 

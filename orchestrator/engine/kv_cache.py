@@ -50,6 +50,8 @@ class BlockPool:
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
+        self.most_taken = 0
+        """The highest number of blocks that were taken at once."""
         self._free = list(range(num_blocks, 0, -1))
         self._taken: set[int] = set()
 
@@ -67,6 +69,7 @@ class BlockPool:
             raise BlockError(f"{count} blocks are wanted and {len(self._free)} of {self.num_blocks} are free")
         blocks = [self._free.pop() for _ in range(count)]
         self._taken.update(blocks)
+        self.most_taken = max(self.most_taken, len(self._taken))
         return blocks
 
     def free(self, blocks: Sequence[int]) -> None:

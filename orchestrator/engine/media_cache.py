@@ -26,14 +26,10 @@ class MediaCache:
 
     def put(self, item: MediaInputs) -> None:
         self._items[item.content_hash] = item
-        self._bytes += _bytes_of(item)
+        self._bytes += item.num_bytes
         while self._bytes > self._max_bytes:
-            self._bytes -= _bytes_of(self._items.popitem(last=False)[1])
+            self._bytes -= self._items.popitem(last=False)[1].num_bytes
 
     def clear(self) -> None:
         self._items.clear()
         self._bytes = 0
-
-
-def _bytes_of(item: MediaInputs) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in item.tensors.values())

@@ -41,11 +41,17 @@ def oracle_logprobs(
     decoder = model.get_decoder()
     cache = transformers.DynamicCache(config=decoder.config)
     keep = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
-    with own_attention(decoder), own_positions(model.base_model):
-        first = model(input_ids=_row(own, torch_device), **media, **keep, cache=cache, use_cache=True).logits[0, -1:]
+    row = _row(own, torch_device)
+    # A model that works its positions out of the ids does so only beside a mask.
+    finds_items = hasattr(model.base_model, "rope_deltas") and "mm_token_type_ids" not in takes
+    mask = {"attention_mask": torch.ones_like(row)} if finds_items else {}
+    with own_attention(decoder), own_positions(model.base_model), _last_positions(decoder) as last:
+        first = model(input_ids=row, **mask, **media, **keep, cache=cache, use_cache=True).logits[0, -1:]
         # Apart from the prompt, because a drawn token may be a placeholder's; the last is not fed: nothing comes after.
         drawn = token_ids[:-1]
-        later = [model(input_ids=_row(drawn, torch_device), cache=cache, use_cache=True).logits[0]] if drawn else []
+        places = _places_after(last, len(drawn))
+        feed = {"input_ids": _row(drawn, torch_device), "cache": cache, "use_cache": True}
+        later = [model(**feed, **places).logits[0]] if drawn else []
     logits = torch.cat([first, *later])
     logprobs = logits.float().log_softmax(-1)
     chosen = logprobs.gather(-1, torch.tensor(token_ids).to(torch_device).unsqueeze(-1)).squeeze(-1)
@@ -74,6 +80,29 @@ def own_positions(base_model: Any) -> Iterator[None]:
         yield
     finally:
         base_model.rope_deltas = None
+
+
+@contextmanager
+def _last_positions(decoder: Any) -> Iterator[list[torch.Tensor]]:
+    """For a while, where the decoder's last token stood on three axes (3, rows, 1); nothing for a model with one."""
+    seen: list[torch.Tensor] = []
+
+    def look(_module: Any, _args: Any, given: dict[str, Any]) -> None:
+        positions = given.get("position_ids")
+        if positions is not None and positions.ndim == 3:
+            seen[:] = [positions[-3:, :, -1:]]
+
+    handle = decoder.register_forward_pre_hook(look, with_kwargs=True)
+    try:
+        yield seen
+    finally:
+        handle.remove()
+
+
+def _places_after(last: list[torch.Tensor], count: int) -> dict[str, torch.Tensor]:
+    """Positions of the next tokens, counted on as `generate` does it; what a model's forward would work out by itself
+    differs behind a video that lasts longer than it is high and wide."""
+    return {"position_ids": last[0] + 1 + torch.arange(count, device=last[0].device)} if last else {}
 
 
 def _row(ids: list[int], torch_device: str) -> torch.Tensor:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from orchestrator.engine.inputs import RequestError
+from orchestrator.engine.media import RequestError
 from orchestrator.engine.step import Axes, PlacedItem
 
 TOKEN_TYPES = {"image": 1, "video": 2, "audio": 3}
@@ -33,22 +33,34 @@ class RopeIndex:
             RequestError: the model cannot place the items, for example because nothing stands between two of them.
         """
         if not items:
-            return Axes((tuple(range(len(token_ids))),) * 3, 0)
+            return Axes((tuple(range(len(token_ids))),) * 3)
         ids = torch.tensor([token_ids])
         types = torch.zeros_like(ids)
         for item in items:
             types[0, list(item.positions)] = TOKEN_TYPES[item.inputs.modality]
         try:
-            positions, delta = self._index(input_ids=ids, mm_token_type_ids=types, **self._arguments(items))
+            positions, _ = self._index(input_ids=ids, **self._arguments(types, items))
         except (RuntimeError, ValueError, StopIteration, TypeError) as error:
             raise RequestError(f"the model cannot give positions to the items of the prompt ({error})") from error
-        return Axes(tuple(tuple(axis) for axis in positions[:, 0].tolist()), int(delta))
+        return Axes(tuple(tuple(axis) for axis in positions[:, 0].tolist()))
 
-    def _arguments(self, items: Sequence[PlacedItem]) -> dict[str, torch.Tensor]:
-        """The items' tensors that the method asks for, such as `image_grid_thw`."""
+    def _arguments(self, types: torch.Tensor, items: Sequence[PlacedItem]) -> dict[str, torch.Tensor]:
+        """What the method asks for: the items' tensors, such as `image_grid_thw`, and what each token is."""
         found: dict[str, list[torch.Tensor]] = {}
         for item in items:
-            for name, tensor in item.inputs.tensors.items():
+            for name, tensor in _position_inputs(item.inputs.tensors):
                 if name in self._takes:
                     found.setdefault(name, []).append(tensor)
+        if "mm_token_type_ids" in self._takes:
+            found["mm_token_type_ids"] = [types]
+        elif "attention_mask" in self._takes:
+            found["attention_mask"] = [torch.ones_like(types)]
         return {name: torch.cat(tensors) for name, tensors in found.items()}
+
+
+def _position_inputs(tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    """An item's tensors by the names that `get_rope_index` methods have for them."""
+    for name, tensor in tensors.items():
+        if name == "feature_attention_mask":
+            yield "audio_seqlens", tensor.sum(-1)
+        yield ("second_per_grids" if name == "video_second_per_grid" else name), tensor

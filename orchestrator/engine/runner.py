@@ -6,7 +6,7 @@ The three are apart because a captured graph replaces the middle one only.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,7 +49,7 @@ class ModelRunner:
     Args:
         model: a transformers model with weights; its decoder is switched to the paged attention.
         traits: what sets the model apart from others.
-        micro_batch: items in one encoder call.
+        micro_batch: items in one encoder call at first.
     """
 
     def __init__(
@@ -130,6 +130,14 @@ class ModelRunner:
     def encode(self, items: Sequence[MediaInputs], encoder: EncoderCache) -> None:
         """See `Encoder.encode`."""
         self._encoder.encode(items, encoder)
+
+    def set_micro_batch(self, items: Mapping[str, int], most_tokens: Mapping[str, int]) -> None:
+        """See `Encoder.set_micro_batch`."""
+        self._encoder.set_micro_batch(items, most_tokens)
+
+    def divisible(self, item: MediaInputs) -> bool:
+        """See `Encoder.divisible`."""
+        return self._encoder.divisible(item)
 
     def _tensor(self, values: Sequence[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64).to(self._torch_device)

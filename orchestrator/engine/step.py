@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from orchestrator.modality.base import MediaInputs
 
@@ -33,15 +33,17 @@ class PlacedItem:
 
 @dataclass(frozen=True)
 class Axes:
-    """Positions on several axes (M-RoPE): a prompt's, by axis, and how far later tokens' lie from their place."""
+    """Positions on several axes (M-RoPE): a prompt's, by axis. Later tokens count on from the last of them, as in
+    `generate`; the models' own deltas count from the highest, which is another one behind a video that lasts longer
+    than it is high and wide."""
 
     prompt: tuple[tuple[int, ...], ...]
-    delta: int
 
     def span(self, axis: int, start: int, stop: int) -> list[int]:
         """Positions of the tokens `start` to `stop` (exclusive) on an axis."""
         known = self.prompt[axis]
-        later = range(max(start, len(known)) + self.delta, max(stop, len(known)) + self.delta)
+        shift = known[-1] + 1 - len(known)
+        later = range(max(start, len(known)) + shift, max(stop, len(known)) + shift)
         return [*known[start:stop], *later]
 
 
@@ -90,6 +92,13 @@ class OpenRequest:
 
     def fail(self, error: str) -> None:
         self.finish_reason, self.error = "error", error
+        self.items = ()
+
+    def forget(self, index: int) -> None:
+        """Let go of the tensors of an item that no step will need again."""
+        placed = self.items[index]
+        spent = replace(placed, inputs=replace(placed.inputs, tensors={}))
+        self.items = (*self.items[:index], spent, *self.items[index + 1 :])
 
 
 @dataclass(frozen=True)

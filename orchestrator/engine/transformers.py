@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,15 +18,19 @@ from orchestrator.device.base import Device
 from orchestrator.engine import build, families
 from orchestrator.engine.base import CapturedGraph, KVSpec, Media, Output, Request, WeightsReport
 from orchestrator.engine.encoder_cache import EncoderCache
+from orchestrator.engine.feed import Feed
 from orchestrator.engine.generate import Limits, Scheduler, run_all
-from orchestrator.engine.inputs import PromptBuilder, RequestError
+from orchestrator.engine.inputs import PromptBuilder
 from orchestrator.engine.kv_cache import KVCache
+from orchestrator.engine.media import RequestError
 from orchestrator.engine.oracle import oracle_logprobs
 from orchestrator.engine.paged_memory import PagedMemory
+from orchestrator.engine.placeholders import placeholders, refuse_without
 from orchestrator.engine.positions import RopeIndex
 from orchestrator.engine.runner import ModelRunner, dummy_spans
 from orchestrator.engine.step import OpenRequest, Step, StepRecord
 from orchestrator.engine.weights.base import model_bytes
+from orchestrator.engine.worst_step import WorstStep
 from orchestrator.errors import ConfigError, StageError
 from orchestrator.events import Events
 from orchestrator.modality.base import DummyBatch, MediaInputs
@@ -53,6 +59,7 @@ class TransformersEngine:
     max_model_len: int
     processor: Any
     processor_identity: str
+    encoder_dtype: str
     model_config: Any
 
     def __init__(
@@ -63,8 +70,10 @@ class TransformersEngine:
         self._loaded: _Loaded | None = None
         self._memory: PagedMemory | None = None
         self._encoder: EncoderCache | None = None
-        self._largest_item = 0
+        self._largest_items: dict[str, int] = {}
         self._scheduler: Scheduler | None = None
+        self._worst = WorstStep()
+        self._replays = True
         self.steps: list[StepRecord] = []
         """The steps of the last `generate`."""
 
@@ -72,7 +81,7 @@ class TransformersEngine:
     def imports(config: Config) -> tuple[str, ...]:
         return ("torch", "torchvision", "transformers")
 
-    def load(self, events: Events) -> WeightsReport:
+    def load(self, events: Events, admit: Callable[[int], None] | None = None) -> WeightsReport:
         config, device = self._config, self._device
         ranks = config.engine.tensor_parallel_size
         if ranks != 1:
@@ -86,6 +95,7 @@ class TransformersEngine:
         self.max_model_len = families.resolve_max_model_len(what.config, config.scheduler.max_model_len)
         self.kv_spec = self._spec(what)
         self.processor, self.model_config = what.processor, what.config
+        self.encoder_dtype = what.dtype_name
         self.processor_identity = build.processor_identity(found.folder, config.mm.processor_kwargs)
         backend = build.attention_backend(
             config.engine.attention,
@@ -95,12 +105,17 @@ class TransformersEngine:
             head_size=self.kv_spec.head_dim,
             needs=families.attention_needs(what.config, self.max_model_len),
         )
-        if config.mm.limit_per_prompt.image:
-            families.refuse_without_images(what.config, what.processor, what.model_class)
-        marks = families.placeholders(what.config, what.processor, what.model_class)
+        for modality, limit in config.mm.limit_per_prompt.model_dump().items():
+            if limit:
+                refuse_without(modality, what.config, what.processor, what.model_class)
+        marks = placeholders(what.config, what.processor, what.model_class)
         model = build.on_meta(what)
+        if admit is not None:
+            admit(model_bytes(model))
         traits = families.traits(model)
-        prompts = PromptBuilder(what.processor, marks.texts, marks.embed_ids, config.mm, whole_runs=traits.both_ways)
+        prompts = PromptBuilder(
+            what.processor, marks.texts, marks.embed_ids, config.mm, whole_runs=traits.both_ways, apart=marks.apart
+        )
         loader, files = build.fill(model, found, what, config, self._resolve, device.torch_device, events)
         micro_batch = config.encoder.micro_batch
         runner = ModelRunner(model, backend, device.torch_device, traits, 1 if micro_batch == "auto" else micro_batch)
@@ -141,22 +156,51 @@ class TransformersEngine:
 
     def encode_dummy(self, batch: DummyBatch, items: dict[str, int]) -> None:
         encoder = self._need_encoder()
+        self._worst.encoded(batch, items)
+        # Of an earlier call's copies, some would make room for this one's, and not always the ones it does without.
+        encoder.index.clear()
         for modality, count in items.items():
             item = batch.items[modality]
-            self._largest_item = max(self._largest_item, item.num_embeds)
+            largest = batch.tokens_per_item[modality]
+            self._largest_items[modality] = max(self._largest_items.get(modality, 0), largest)
             # Each copy is an item of its own to the cache, over the same tensors.
             copies = [replace(item, content_hash=f"dummy {modality} {number}") for number in range(count)]
             for copy in copies:
-                if copy.content_hash not in encoder.index:
-                    encoder.index.add(copy.content_hash, copy.num_embeds)
+                encoder.index.add(copy.content_hash, copy.num_embeds)
             self._need().runner.encode(copies, encoder)
 
+    def set_micro_batch(self, items: Mapping[str, int], most_tokens: Mapping[str, int] | None = None) -> None:
+        self._need().runner.set_micro_batch(items, most_tokens or {})
+
+    def divisible(self, item: MediaInputs) -> bool:
+        return self._need().runner.divisible(item)
+
     def dummy_step(self, num_tokens: int, context: int) -> None:
+        self._worst.computed(num_tokens, context)
         spans = dummy_spans(num_tokens, context, self.max_model_len, self._config.scheduler.max_num_seqs)
         self._need().runner.dummy_step(spans, self._need_memory().padding(), self._need_encoder())
 
     def dummy_logits(self, num_rows: int) -> None:
+        self._worst.drew(num_rows)
         self._need().runner.dummy_logits(num_rows)
+
+    def repeat_worst_step(self) -> None:
+        """See `Engine`."""
+        dtype = self._need().model.dtype
+        self._worst.repeat(self.encode_dummy, self.dummy_step, self.dummy_logits, self._device.torch_device, dtype)
+        self._need_encoder().index.clear()
+
+    @contextmanager
+    def eager(self) -> Iterator[None]:
+        self._replays = False
+        try:
+            yield
+        finally:
+            self._replays = True
+
+    @property
+    def most_blocks_used(self) -> int:
+        return self._need_memory().pool.most_taken
 
     @property
     def keeps_graphs(self) -> bool:
@@ -183,32 +227,36 @@ class TransformersEngine:
             raise StageError("requests came before allocate_kv")
         scheduler = Scheduler(self._limits(encoder), memory.cache.block_size, memory.pool, encoder.index)
         self._scheduler, self.steps = scheduler, scheduler.records
-        opened = [self._open(request) for request in requests]
+        feed = Feed(requests, self._open, scheduler, self._config.scheduler.max_num_seqs)
         try:
-            for sequence in opened:
-                if not sequence.finish_reason:
-                    scheduler.add(sequence)
-            for step in run_all(scheduler):
+            for step in run_all(scheduler, feed.refill):
                 scheduler.complete(step, self._execute(step, memory.cache, encoder))
         finally:
             if scheduler.num_open:
                 # An entry of a step that broke off may never have been written.
                 scheduler.abort()
                 encoder.index.clear()
-        return [self._output(request, sequence) for request, sequence in zip(requests, opened, strict=True)]
+        return [self._output(request, sequence) for request, sequence in zip(requests, feed.opened, strict=True)]
 
     def _execute(self, step: Step, kv_cache: KVCache, encoder: EncoderCache) -> list[tuple[int, float]]:
         graphs = self._need_memory().graphs
-        if graphs is not None and graphs.takes(step):
+        if self._replays and graphs is not None and graphs.takes(step):
             return graphs.execute(step)
         return self._need().runner.execute(step, kv_cache, encoder)
 
     def _limits(self, encoder: EncoderCache) -> Limits:
         scheduler, given = self._config.scheduler, self._config.encoder.compute_budget
         # `auto` is what was profiled; without a profile, whatever the cache can take.
-        auto = max(scheduler.max_num_batched_tokens, self._largest_item or encoder.index.capacity)
+        largest = max(self._largest_items.values(), default=encoder.index.capacity)
+        auto = max(scheduler.max_num_batched_tokens, largest)
         budget = auto if given == "auto" else given
-        return Limits(self.max_model_len, scheduler.max_num_seqs, scheduler.max_num_batched_tokens, int(budget))
+        return Limits(
+            max_model_len=self.max_model_len,
+            max_num_seqs=scheduler.max_num_seqs,
+            max_num_batched_tokens=scheduler.max_num_batched_tokens,
+            encoder_compute_budget=int(budget),
+            most_item_tokens=self._largest_items,
+        )
 
     def _open(self, request: Request) -> OpenRequest:
         loaded = self._need()
@@ -243,6 +291,9 @@ class TransformersEngine:
             self._loaded.prompts.media.clear()
         if self._encoder is not None:
             self._encoder.index.clear()
+
+    async def aclear_caches(self) -> None:
+        await asyncio.to_thread(self.clear_caches)
 
     def held(self) -> dict[str, int]:
         return {

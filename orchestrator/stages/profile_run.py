@@ -9,6 +9,7 @@ from orchestrator.memory.snapshot import Peak, peak_of
 from orchestrator.modality.base import DummyBatch
 from orchestrator.modality.budget import EncoderBudget, encoder_budget
 from orchestrator.stage import Context, Stage, StageConfig
+from orchestrator.stages.encoder_profile import charged, profile_encoder
 from orchestrator.units import format_size
 
 
@@ -20,16 +21,33 @@ class ProfileRun(Stage[ProfileRunConfig]):
     Config = ProfileRunConfig
     requires = (ENGINE, DUMMY)
     provides = (PROFILE,)
+    memory_knobs = (
+        "a smaller scheduler.max_num_batched_tokens",
+        "a smaller encoder.compute_budget",
+        "smaller images (mm.image.max_size, mm.processor_kwargs) or mm.limit_per_prompt.image=0",
+    )
 
     def run(self, ctx: Context) -> str:
         engine, dummy = ctx.state.get(ENGINE), ctx.state.get(DUMMY)
         budget = _budget(ctx.config, dummy)
         ctx.ledger.charge("encoder_cache", engine.reserve_encoder_cache(budget.cache_size))
-        parts = _profile_encoder(ctx, engine, dummy, budget) | _profile_language_model(ctx, engine)
-        peaks = {part: max(0, peak.reserved_bytes - peak.kept_bytes) for part, peak in parts.items()}
-        profile = Profile(peaks=peaks, encoder_budget=budget)
+        parts = _profile_language_model(ctx, engine)
+        # After the language model: what is reserved for that is the encoder's to use as well.
+        encoder = profile_encoder(ctx, engine, dummy, budget, max(charged(peak) for peak in parts.values()))
+        parts |= encoder.parts
+        peaks = {part: charged(peak) for part, peak in parts.items()}
+        shapes = {modality: item.shape for modality, item in dummy.items.items()}
+        profile = Profile(
+            peaks=peaks,
+            encoder_budget=budget,
+            item_shapes=shapes,
+            micro_batch=encoder.micro_batch,
+            piece_tokens=encoder.piece_tokens,
+        )
         ctx.ledger.charge("peak_activation", profile.peak_activation)
-        ctx.ledger.charge("workspace", sum(peak.kept_bytes for peak in parts.values()))
+        kept = encoder.trials_kept_bytes + sum(peak.kept_bytes for peak in parts.values())
+        ctx.ledger.charge("workspace", kept)
+        ctx.peaks.update({part: peak.above_bytes for part, peak in parts.items()})
         _charge_non_torch(ctx)
         ctx.metrics.update(
             peaks_bytes=peaks,
@@ -40,6 +58,10 @@ class ProfileRun(Stage[ProfileRunConfig]):
             encoder_compute_budget=budget.compute_budget,
             encoder_cache_size=budget.cache_size,
             items_per_step=budget.items_per_step,
+            encoder_items=encoder.items,
+            micro_batch=encoder.micro_batch,
+            piece_tokens=encoder.piece_tokens,
+            micro_batch_trials_bytes=encoder.trials,
         )
         ctx.state.put(PROFILE, profile)
         return f"peak {format_size(profile.peak_activation)}, set by {profile.set_by}"
@@ -53,20 +75,6 @@ def _budget(config: Config, dummy: DummyBatch) -> EncoderBudget:
         compute_budget=None if encoder.compute_budget == "auto" else encoder.compute_budget,
         cache_size=None if encoder.cache_size == "auto" else encoder.cache_size,
     )
-
-
-def _profile_encoder(ctx: Context, engine: Engine, dummy: DummyBatch, budget: EncoderBudget) -> dict[str, Peak]:
-    """Each modality alone at its budget, but with no more items than so many requests may carry."""
-    limits = ctx.config.mm.limit_per_prompt.model_dump()
-    peaks = {}
-    for modality, most in budget.items_per_step.items():
-        items = min(most, ctx.config.scheduler.max_num_seqs * limits[modality])
-        part = f"encoder.{modality}"
-        with ctx.span(part), peak_of(ctx.device) as peak:
-            engine.encode_dummy(dummy, {modality: items})
-        peaks[part] = peak
-        ctx.metrics[f"{part}.items"] = items
-    return peaks
 
 
 def _profile_language_model(ctx: Context, engine: Engine) -> dict[str, Peak]:
@@ -85,5 +93,6 @@ def _profile_language_model(ctx: Context, engine: Engine) -> dict[str, Peak]:
 def _charge_non_torch(ctx: Context) -> None:
     """What was loaded since the device was opened and torch did not allocate: kernels, libraries' own memory."""
     ctx.device.empty_cache()
-    growth = ctx.ledger.non_torch_in(ctx.device.snapshot()) - ctx.ledger.accounts["context"]
-    ctx.ledger.charge("non_torch", max(0, growth))
+    reading = ctx.device.snapshot()
+    ctx.ledger.charge("non_torch", max(0, ctx.ledger.non_torch_in(reading) - ctx.ledger.accounts["context"]))
+    ctx.ledger.charge("fragmentation", ctx.ledger.fragmentation_in(reading))
