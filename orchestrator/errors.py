@@ -90,15 +90,22 @@ class BudgetError(UserError):
         wanted_bytes: what the request takes.
         free_bytes: what there is for it.
         suggestions: field -> a value that works.
+        certain: whether all that counts was measured; otherwise a value only could work.
     """
 
     def __init__(
-        self, message: str, *, wanted_bytes: int, free_bytes: int, suggestions: Mapping[str, str] | None = None
+        self,
+        message: str,
+        *,
+        wanted_bytes: int,
+        free_bytes: int,
+        suggestions: Mapping[str, str] | None = None,
+        certain: bool = True,
     ) -> None:
         self.wanted_bytes, self.free_bytes = wanted_bytes, free_bytes
         self.suggestions = dict(suggestions or {})
         works = " or ".join(f"{field}={value}" for field, value in self.suggestions.items())
-        super().__init__(f"{message}; {works} would work" if works else message)
+        super().__init__(f"{message}; {works} {'would' if certain else 'could'} work" if works else message)
 
 
 class StageError(OrchestratorError):

@@ -7,9 +7,11 @@ from typing import Any
 from orchestrator.artifacts import ENGINE, GRAPHS, KV_CACHE, PROFILE, KVAllocation
 from orchestrator.config import Config as RootConfig
 from orchestrator.engine.base import Engine
-from orchestrator.errors import BudgetError
-from orchestrator.memory.budget import KVBudget, blocks_needed, kv_budget, max_model_len_that_fits
+from orchestrator.memory.budget import KVBudget, kv_budget
+from orchestrator.memory.fit import most_blocks
+from orchestrator.memory.snapshot import peak_of
 from orchestrator.stage import Context, Stage, StageConfig
+from orchestrator.stages.room import needed_blocks, outside_bytes, refuse_before_allocating, wanted_blocks
 from orchestrator.state import Key
 from orchestrator.units import format_size
 
@@ -22,6 +24,7 @@ class AllocateKV(Stage[AllocateKVConfig]):
     Config = AllocateKVConfig
     requires = (ENGINE, PROFILE)
     provides = (KV_CACHE,)
+    memory_knobs = ("a smaller gpu.util", "a smaller kv.bytes")
 
     def required(self, config: RootConfig) -> tuple[Key[Any], ...]:
         """A size that was given needs no profile."""
@@ -30,11 +33,13 @@ class AllocateKV(Stage[AllocateKVConfig]):
     def run(self, ctx: Context) -> str:
         engine, block_size = ctx.state.get(ENGINE), ctx.config.kv.block_size
         _reserve_encoder_cache(ctx, engine)
+        _rehearse(ctx, engine)
         bytes_per_block = engine.kv_spec.bytes_per_block(block_size)
-        wanted = _wanted_blocks(ctx.config, engine, bytes_per_block)
+        wanted = wanted_blocks(ctx.config, engine)
+        _note_neighbours(ctx)
+        refuse_before_allocating(ctx, engine)
         budget = _budget(ctx, None if wanted is None else engine.kv_bytes(wanted))
         blocks, limited_by = (wanted, str(budget.limited_by)) if wanted is not None else _auto(ctx, engine, budget)
-        _refuse_if_too_few(blocks, engine, block_size, bytes_per_block, budget)
         taken = engine.allocate_kv(blocks)
         ctx.device.synchronize()
         ctx.ledger.charge("kv_cache", taken)
@@ -57,6 +62,20 @@ def _reserve_encoder_cache(ctx: Context, engine: Engine) -> None:
         ctx.ledger.charge("encoder_cache", engine.reserve_encoder_cache(tokens))
 
 
+def _rehearse(ctx: Context, engine: Engine) -> None:
+    """Run the worst step once more, now that libraries are loaded, caches empty and graphs captured: what the allocator
+    reserves for it, fragments included, is what serving must find free beside the KV cache. What the process then
+    holds is read, so that the cache is sized by that and not by the sum of what was accounted for."""
+    if ctx.state.has(PROFILE) and ctx.config.kv.bytes == "auto":
+        with ctx.span("rehearsal"), peak_of(ctx.device) as peak:
+            engine.repeat_worst_step()
+            ctx.device.synchronize()
+        ctx.ledger.charge("peak_activation", max(0, peak.reserved_bytes - peak.kept_bytes))
+        ctx.metrics.update(rehearsed_bytes=peak.reserved_bytes, rehearsed_allocated_bytes=peak.above_bytes)
+    ctx.device.empty_cache()
+    ctx.ledger.read_at_rest(ctx.device.snapshot())
+
+
 def _cap(ctx: Context) -> None:
     """Let the allocator take no more than the ceiling leaves beside what it does not manage."""
     if ctx.config.kv.bytes == "auto":
@@ -66,20 +85,13 @@ def _cap(ctx: Context) -> None:
 
 def _auto(ctx: Context, engine: Engine, budget: KVBudget) -> tuple[int, str]:
     """Usable blocks where the configuration takes what is left, and what limited them."""
-    blocks = _most_blocks(engine, budget.available_bytes, engine.kv_spec.bytes_per_block(ctx.config.kv.block_size))
-    needed = _needed_blocks(ctx.config, engine)
+    bytes_per_block = engine.kv_spec.bytes_per_block(ctx.config.kv.block_size)
+    blocks = most_blocks(budget.available_bytes, bytes_per_block, engine.kv_bytes)
+    needed = needed_blocks(ctx.config, engine)
     if ctx.ledger.source == "rss" and blocks > needed:
         # A CPU's memory is everybody's: blocks that no request can ever use are left to others.
         return needed, "need"
     return blocks, str(budget.limited_by)
-
-
-def _most_blocks(engine: Engine, available: int, bytes_per_block: int) -> int:
-    """Usable blocks that fit; one more is the padding block, and mapped memory comes in whole pages."""
-    blocks = available // bytes_per_block - 1
-    while blocks > 0 and engine.kv_bytes(blocks) > available:
-        blocks -= 1
-    return blocks
 
 
 def _capture_again(ctx: Context, engine: Engine) -> None:
@@ -92,27 +104,13 @@ def _capture_again(ctx: Context, engine: Engine) -> None:
     ctx.device.empty_cache()
 
 
-def _wanted_blocks(config: RootConfig, engine: Engine, bytes_per_block: int) -> int | None:
-    """Usable blocks that the configuration asks for; None where it takes what is left."""
-    size = config.kv.bytes
-    if size == "auto":
-        return None
-    return _needed_blocks(config, engine) if size == "need" else int(size) // bytes_per_block
-
-
-def _needed_blocks(config: RootConfig, engine: Engine) -> int:
-    return blocks_needed(
-        num_seqs=config.scheduler.max_num_seqs, max_model_len=engine.max_model_len, block_size=config.kv.block_size
-    )
-
-
 def _budget(ctx: Context, kv_bytes: int | None) -> KVBudget:
     accounts = ctx.ledger.accounts
     return kv_budget(
         total_bytes=ctx.ledger.total_bytes,
         util=ctx.config.gpu.util,
         weights=accounts["weights"],
-        non_torch=accounts["context"] + accounts["non_torch"] + accounts["workspace"],
+        non_torch=outside_bytes(ctx),
         peak_activation=accounts["peak_activation"],
         cudagraph=accounts["cudagraph"],
         encoder_cache=accounts["encoder_cache"],
@@ -121,19 +119,11 @@ def _budget(ctx: Context, kv_bytes: int | None) -> KVBudget:
     )
 
 
-def _refuse_if_too_few(blocks: int, engine: Engine, block_size: int, bytes_per_block: int, budget: KVBudget) -> None:
-    """One request of the greatest length must fit, else it could never be served."""
-    needed = blocks_needed(num_seqs=1, max_model_len=engine.max_model_len, block_size=block_size)
-    if blocks >= needed:
+def _note_neighbours(ctx: Context) -> None:
+    """Others may come and go while a start measures. On a CPU they always do."""
+    before, now = ctx.ledger.other_processes_at_start_bytes, ctx.ledger.others_in(ctx.device.snapshot())
+    if ctx.ledger.source == "rss" or abs(now - before) <= ctx.device.memory_slack_bytes:
         return
-    fits = max_model_len_that_fits(
-        available_bytes=max(0, blocks) * bytes_per_block,
-        bytes_per_token=bytes_per_block // block_size,
-        block_size=block_size,
-    )
-    raise BudgetError(
-        f"one request of {engine.max_model_len} tokens takes {needed} blocks, and {max(0, blocks)} fit",
-        wanted_bytes=(needed + 1) * bytes_per_block,
-        free_bytes=budget.available_bytes,
-        suggestions={"scheduler.max_model_len": str(fits)} if fits else {},
-    )
+    did = f"took {format_size(now - before)}" if now > before else f"gave back {format_size(before - now)}"
+    ctx.events.info(f"other processes {did} while this start measured: not charged to it")
+    ctx.metrics["others_changed_bytes"] = now - before

@@ -6,6 +6,7 @@ from orchestrator.artifacts import ENGINE, GRAPHS, Graphs
 from orchestrator.engine.base import Engine
 from orchestrator.memory.budget import cudagraph_bytes
 from orchestrator.stage import Context, Skipped, Stage, StageConfig
+from orchestrator.stages.room import refuse_before_capture
 from orchestrator.units import format_size
 
 
@@ -17,6 +18,7 @@ class GraphCapture(Stage[GraphCaptureConfig]):
     Config = GraphCaptureConfig
     requires = (ENGINE,)
     provides = (GRAPHS,)
+    memory_knobs = ("fewer graphs.sizes", "graphs.mode=none", "a smaller scheduler.max_num_seqs")
 
     def run(self, ctx: Context) -> str:
         if ctx.config.graphs.mode == "none":
@@ -25,6 +27,7 @@ class GraphCapture(Stage[GraphCaptureConfig]):
             raise Skipped(f"the device {ctx.device.torch_device} has no graphs: every step runs eagerly")
         sizes = capture_sizes(ctx.config.graphs.sizes, ctx.config.scheduler.max_num_seqs)
         engine = ctx.state.get(ENGINE)
+        refuse_before_capture(ctx, engine)
         if engine.keeps_graphs:
             # The padding block's page is the KV cache's, not the graphs'.
             engine.kv_bytes(0)

@@ -12,6 +12,7 @@ from orchestrator.config import Config as RootConfig
 from orchestrator.memory.snapshot import peak_of
 from orchestrator.model_folder import HUB_ID, ModelMaker, check_maker, maker_for
 from orchestrator.stage import Context, Resolver, Stage, StageConfig
+from orchestrator.stages.room import refuse_before_loading
 from orchestrator.units import format_size
 
 DTYPES = frozenset({"float32", "float16", "bfloat16"})
@@ -25,6 +26,7 @@ class LoadWeightsConfig(StageConfig):
 class LoadWeights(Stage[LoadWeightsConfig]):
     Config = LoadWeightsConfig
     provides = (ENGINE,)
+    memory_knobs = ("a smaller model", "a narrower model.dtype")
 
     def check(self, config: RootConfig, resolve: Resolver) -> None:
         path, cache_dir = config.model.path, Path(config.cache.dir).expanduser()
@@ -42,7 +44,7 @@ class LoadWeights(Stage[LoadWeightsConfig]):
         made = maker_for(ctx.config.model, _makers(ctx.resolve)) is not None
         start = ctx.clock.now()
         with peak_of(ctx.device) as peak:
-            report = engine.load(ctx.events)
+            report = engine.load(ctx.events, lambda weights: refuse_before_loading(ctx, engine, weights))
             ctx.device.synchronize()
         seconds = ctx.clock.now() - start
         ctx.ledger.charge("weights", report.bytes)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from typing import Literal
 
 from pydantic import Field
 
 from orchestrator.artifacts import ENGINE, KV_CACHE, PROFILE, VERIFIED
 from orchestrator.config import Config as RootConfig
 from orchestrator.engine.base import Engine, Media, Output, Request
-from orchestrator.errors import StillHeldError, VerificationError
-from orchestrator.memory.snapshot import Snapshot
-from orchestrator.stage import Context, Resolver, Stage, StageConfig
+from orchestrator.errors import VerificationError
+from orchestrator.memory.sampler import PeakSampler
+from orchestrator.stage import Context, Resolver, Skipped, Stage, StageConfig
+from orchestrator.stages import checks, stress
 from orchestrator.stages.photos import drawn_picture, open_photo, photo_files
-from orchestrator.units import format_size
 
 QUESTIONS = (
     "Describe the picture.",
@@ -27,6 +27,8 @@ TOLERANCES = {"float32": 1e-3, "bfloat16": 0.25, "float16": 0.1}
 
 
 class VerifyConfig(StageConfig):
+    mode: Literal["quick", "stress", "off"] = "quick"
+    """quick: a few requests and the worst step again; stress: also every block, the largest images, a long chat."""
     num_requests: int = Field(default=4, ge=1)
     """Requests in flight together; every other one carries an image, where the model takes images."""
     max_tokens: int = Field(default=16, ge=1)
@@ -46,22 +48,18 @@ class Verify(Stage[VerifyConfig]):
         photo_files(self.config.images)
 
     def run(self, ctx: Context) -> str:
+        if self.config.mode == "off":
+            raise Skipped("stages.verify.mode=off")
         engine = ctx.state.get(ENGINE)
         requests = self._requests(ctx, engine)
-        ctx.device.empty_cache()
-        ctx.device.reset_peak()
-        before = ctx.device.snapshot()
-        with ctx.span("generate"):
-            outputs = engine.generate(requests)
-        after = ctx.device.snapshot()
-        _check_none_lost(requests, outputs, self.config.max_tokens)
-        # On a CPU the media that the engine keeps for requests to come lie in the memory that is read here.
-        engine.clear_caches()
-        ctx.device.empty_cache()
-        ctx.metrics.update(_check_peak(ctx, before, after, ctx.device.snapshot()))
+        with PeakSampler(ctx.device.process_bytes) as sampler:
+            outputs = _serve(ctx, engine, requests, "generate", repeat_worst_step=ctx.config.kv.bytes == "auto")
+            if self.config.mode == "stress":
+                self._stress(ctx, engine)
+        ctx.metrics.update(held_peak_bytes=checks.check_ceiling(ctx, sampler.peak), readings=sampler.readings)
         with ctx.span("oracle"):
-            worst = _check_against_oracle(engine, requests, outputs, self._tolerance(engine))
-        _leave_as_found(ctx, engine)
+            worst = checks.check_against_oracle(engine, requests, outputs, self._tolerance(engine))
+        checks.check_left_as_found(ctx, engine)
         tokens = sum(len(output.token_ids) for output in outputs)
         images = sum(len(request.media) for request in requests)
         ctx.metrics.update(requests=len(requests), images=images, tokens=tokens, largest_difference=worst)
@@ -98,60 +96,54 @@ class Verify(Stage[VerifyConfig]):
         text = QUESTIONS[number % len(QUESTIONS)]
         return Request(f"verify-{number}", text, media, self.config.max_tokens, ignore_eos=True)
 
-
-def _check_none_lost(requests: Sequence[Request], outputs: Sequence[Output], max_tokens: int) -> None:
-    by_id = {output.request_id: output for output in outputs}
-    for request in requests:
-        output = by_id.get(request.request_id)
-        if output is None:
-            came = f"{len(outputs)} of {len(requests)} came back"
-            raise VerificationError(f"request {request.request_id} was lost: {came}")
-        if output.error is not None:
-            raise VerificationError(f"request {request.request_id} failed: {output.error}")
-        if len(output.token_ids) != max_tokens:
-            got = len(output.token_ids)
-            raise VerificationError(f"request {request.request_id} has {got} tokens of {max_tokens}")
-
-
-def _check_peak(ctx: Context, before: Snapshot, after: Snapshot, cleared: Snapshot) -> dict[str, int]:
-    """Serving may take at its worst what the profile measured (if one ran), and must give all of it back."""
-    ctx.ledger.saw(after)
-    reserved, slack = ctx.ledger.accounts["peak_activation"], ctx.device.memory_slack_bytes
-    took = max(0, after.peak_bytes - before.allocated_bytes)
-    kept = max(0, cleared.allocated_bytes - before.allocated_bytes)
-    if ctx.state.has(PROFILE) and took > reserved + slack:
-        raise VerificationError(
-            f"serving took {format_size(took)} above what was held, and {format_size(reserved)} were reserved for it"
-        )
-    if kept > slack:
-        raise VerificationError(f"serving kept {format_size(kept)} that it took: memory was allocated late")
-    return {"peak_bytes": took, "reserved_bytes": reserved, "slack_bytes": slack, "kept_bytes": kept}
+    def _stress(self, ctx: Context, engine: Engine) -> None:
+        blocks = ctx.state.get(KV_CACHE).num_blocks
+        shapes = ctx.state.get(PROFILE).item_shapes if ctx.state.has(PROFILE) else {}
+        media = stress.largest_media(shapes, ctx.config)
+        filling = stress.filling_requests(engine, ctx.config, blocks, media)
+        _serve(ctx, engine, filling, "stress: every block")
+        used = engine.most_blocks_used
+        if used < min(blocks, _usable(ctx, engine)):
+            raise VerificationError(f"the load was to take {blocks} blocks, and took {used}")
+        chat = stress.chat_requests(engine, self.config.max_tokens)
+        for request in chat:
+            _serve(ctx, engine, [request], f"stress: {request.request_id}")
+        captured = _serve(ctx, engine, chat, "stress: captured")
+        with engine.eager():
+            eager = _serve(ctx, engine, chat, "stress: eager")
+        difference = checks.check_captured_equals_eager(captured, eager, self._tolerance(engine))
+        ctx.metrics["stress"] = {
+            "requests": len(filling) + 3 * len(chat),
+            "media": sum(len(request.media) for request in filling),
+            "blocks_used": used,
+            "turns": len(chat),
+            "captured_against_eager": difference,
+        }
 
 
-def _check_against_oracle(
-    engine: Engine, requests: Sequence[Request], outputs: Sequence[Output], tolerance: float
-) -> float:
-    """Each chosen token's log-probability must be the oracle's, and no other token clearly likelier; the largest
-    difference found. Log-probabilities and not tokens are compared: a wrong context moves every one of them, whereas
-    two nearly equal tokens change places for rounding alone."""
-    worst = 0.0
-    for request, output in zip(requests, outputs, strict=True):
-        chosen, best = engine.oracle_logprobs(request, output)
-        for place, (ours, theirs, most) in enumerate(zip(output.logprobs, chosen, best, strict=True)):
-            difference = max(abs(ours - theirs), most - theirs)
-            if not difference <= tolerance or math.isnan(ours):
-                raise VerificationError(
-                    f"request {request.request_id}, token {place}: log-probability {ours:.4f}, the oracle's "
-                    f"{theirs:.4f} and its best {most:.4f}; the tolerance is {tolerance:g}"
-                )
-            worst = max(worst, difference)
-    return worst
-
-
-def _leave_as_found(ctx: Context, engine: Engine) -> None:
+def _serve(
+    ctx: Context, engine: Engine, requests: Sequence[Request], span: str, *, repeat_worst_step: bool = False
+) -> list[Output]:
+    """Serve requests with the memory and the completeness checks around."""
+    ctx.device.empty_cache()
+    ctx.device.reset_peak()
+    before = ctx.device.snapshot()
+    with ctx.span(span):
+        outputs = engine.generate(requests)
+    if repeat_worst_step and ctx.state.has(PROFILE):
+        with ctx.span("worst step"):
+            engine.repeat_worst_step()
+    after = ctx.device.snapshot()
+    checks.check_none_lost(requests, outputs)
+    # On a CPU the media that the engine keeps for requests to come lie in the memory that is read here.
     engine.clear_caches()
     ctx.device.empty_cache()
-    held = {name: count for name, count in engine.held().items() if count}
-    if held:
-        raise StillHeldError(held)
-    ctx.ledger.read_at_rest(ctx.device.snapshot())
+    ctx.metrics.setdefault("memory", []).append(
+        {"span": span, **checks.check_peak(ctx, before, after, ctx.device.snapshot())}
+    )
+    return outputs
+
+
+def _usable(ctx: Context, engine: Engine) -> int:
+    """Blocks that so many sequences of the greatest length can take at once."""
+    return ctx.config.scheduler.max_num_seqs * (engine.max_model_len // ctx.config.kv.block_size)
