@@ -121,3 +121,11 @@ class GreedyPeak(TransformersEngine):
     def generate(self, requests: Sequence[Request]) -> list[Output]:
         torch.ones(400 * MiB, dtype=torch.uint8)
         return super().generate(requests)
+
+
+class Hungry(TransformersEngine):
+    """Its step wants more memory than any machine has."""
+
+    def dummy_step(self, num_tokens: int, context: int) -> None:
+        kept = torch.ones(256 * MiB, dtype=torch.uint8)
+        torch.empty(kept.numel() << 30, dtype=torch.uint8)

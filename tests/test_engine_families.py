@@ -9,6 +9,7 @@ import transformers
 
 from orchestrator.engine import families
 from orchestrator.engine.attention.base import WINDOW
+from orchestrator.engine.placeholders import placeholders, refuse_without
 from orchestrator.errors import CheckpointError, ConfigError
 
 
@@ -126,14 +127,14 @@ def test_what_a_model_lacks_to_take_images_is_named(
 ) -> None:
     settings, made = SimpleNamespace(model_type="odd", vision_config={}, **config), SimpleNamespace(**processor)
     with pytest.raises(CheckpointError, match=f"'odd' cannot be given images: {missing}; mm.limit_per_prompt.image=0"):
-        families.refuse_without_images(settings, made, model_class)
-    assert families.placeholders(settings, made, model_class).texts == {}
+        refuse_without("image", settings, made, model_class)
+    assert placeholders(settings, made, model_class).texts == {}
 
 
 def test_a_placeholder_may_be_token_zero() -> None:
     settings = SimpleNamespace(model_type="odd", image_token_id=0)
     made = SimpleNamespace(image_processor=1, image_token="<i>")
-    assert families.placeholders(settings, made, SupportsImages).embed_ids == {"image": 0}
+    assert placeholders(settings, made, SupportsImages).embed_ids == {"image": 0}
 
 
 def test_latent_attention_is_refused() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -99,7 +100,7 @@ def test_a_text_model_equals_generate(text_model: Path) -> None:
 
 def test_it_is_an_engine(engine: TransformersEngine) -> None:
     assert isinstance(engine, Engine)
-    assert engine.modalities() == ("image",)
+    assert engine.modalities() == ("image", "video")
     assert engine.max_model_len == 4096
     assert engine.capture([1, 2]) == []
 
@@ -150,6 +151,8 @@ def test_everything_is_given_back(engine: TransformersEngine) -> None:
     engine.clear_caches()
     assert not any(engine.held().values())
     assert_like_oracle(engine, MIXED, engine.generate(MIXED))
+    asyncio.run(engine.aclear_caches())
+    assert not any(engine.held().values())
 
 
 def test_an_image_that_comes_again_is_encoded_once(engine: TransformersEngine) -> None:
@@ -190,7 +193,7 @@ def test_a_request_that_cannot_be_served_ends_alone(vlm: Path) -> None:
         request("x", image(1), chat=False),
         request(f"{PLACEHOLDER} x", chat=False),
         request("x", max_tokens=0),
-        Request("r", "x", (Media("video", None),)),
+        Request("r", "x", (Media("audio", None),)),
         Request("r", "x", (Media("image", "a path"),)),
         request("", chat=False),
     ]
@@ -209,7 +212,7 @@ def test_a_request_that_cannot_be_served_ends_alone(vlm: Path) -> None:
             ("placeholders for nothing", "carries 1 image"),
             ("placeholders for 1 image", "carries nothing"),
             ("max_tokens is 0", "at least 1"),
-            ("does not take video", "it takes image"),
+            ("does not take audio", "it takes image, video"),
             ("must be a PIL image, not a str",),
             ("no tokens",),
         ],

@@ -9,7 +9,8 @@ import pytest
 import transformers
 from tokenizers import models
 
-from orchestrator.engine.inputs import PromptBuilder, RequestError
+from orchestrator.engine.inputs import PromptBuilder
+from orchestrator.engine.media import RequestError
 from orchestrator.engine.positions import RopeIndex
 from tests.tiny_families import QWEN_IMAGE, gemma3, qwen2_5_vl
 from tests.tiny_models import image, make_config, make_engine, request
@@ -63,17 +64,19 @@ def test_positions_are_the_models(qwen: Path) -> None:
     asked = request(f"a {QWEN_IMAGE} b {QWEN_IMAGE} c", image(1, 120, 60), image(2, 60, 170), chat=False)
     batch = engine.processor(text=[asked.text], images=[media.data for media in asked.media], return_tensors="pt")
     names = ("input_ids", "mm_token_type_ids", "image_grid_thw")
-    positions, delta = model.model.get_rope_index(**{name: batch[name] for name in names})
+    positions, _ = model.model.get_rope_index(**{name: batch[name] for name in names})
     ids, items = engine._need().prompts.prompt(asked)
     axes = RopeIndex(model).axes(ids, items)
     assert [list(axis) for axis in axes.prompt] == positions[:, 0].tolist()
-    assert axes.delta == int(delta) < 0
+    last = positions[:, 0, -1].tolist()
+    assert [axes.span(axis, len(ids), len(ids) + 1) for axis in range(3)] == [[place + 1] for place in last]
+    assert last[0] < len(ids) - 1
 
 
 def test_text_has_the_same_position_on_every_axis(qwen: Path) -> None:
     model: Any = transformers.AutoModelForImageTextToText.from_pretrained(qwen)
     axes = RopeIndex(model).axes([5, 6, 7], ())
-    assert (axes.prompt, axes.delta) == (((0, 1, 2),) * 3, 0)
+    assert (axes.prompt, axes.span(2, 2, 5)) == (((0, 1, 2),) * 3, [2, 3, 4])
 
 
 def test_images_that_the_model_cannot_place_fail_their_request_alone(qwen: Path) -> None:

@@ -257,7 +257,7 @@ def test_tokens_that_look_at_each_other_and_fit_no_step_are_refused() -> None:
 
 
 def test_positions_on_axes_go_on_behind_the_prompt() -> None:
-    axes = Axes(((0, 1, 1, 1, 2), (0, 1, 1, 2, 3), (0, 1, 2, 1, 3)), -1)
+    axes = Axes(((0, 1, 1, 4, 3), (0, 1, 1, 2, 3), (0, 1, 2, 1, 3)))
     assert axes.span(1, 2, 4) == [1, 2]
     assert axes.span(2, 3, 7) == [1, 3, 4, 5]
     assert axes.span(0, 6, 8) == [5, 6]

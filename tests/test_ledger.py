@@ -4,6 +4,7 @@ import pytest
 
 from orchestrator.device.fake import FakeDevice
 from orchestrator.memory.ledger import ACCOUNTS, Ledger
+from orchestrator.memory.snapshot import Snapshot
 
 
 def test_both_identities_hold() -> None:
@@ -50,3 +51,33 @@ def test_unknown_accounts_and_negative_sizes_are_refused() -> None:
     with pytest.raises(ValueError, match="weights cannot be -1"):
         ledger.charge("weights", -1)
     assert set(ledger.accounts) == set(ACCOUNTS)
+
+
+def test_fragments_of_the_allocator_are_not_taken_for_other_memory() -> None:
+    ledger = Ledger(
+        total_bytes=1000,
+        util=0.5,
+        source="nvml_process",
+        base_bytes=200,
+        base_reserved_bytes=150,
+        base_allocated_bytes=140,
+    )
+    reading = Snapshot(
+        total_bytes=1000,
+        free_bytes=500,
+        ours_bytes=430,
+        allocated_bytes=300,
+        reserved_bytes=350,
+        peak_bytes=300,
+        peak_reserved_bytes=350,
+        source="nvml_process",
+    )
+    assert (ledger.held_in(reading), ledger.reserved_in(reading)) == (230, 200)
+    assert (ledger.fragmentation_in(reading), ledger.non_torch_in(reading)) == (40, 30)
+
+
+def test_a_reading_below_what_is_known_gives_no_negative_account() -> None:
+    ledger = Ledger(total_bytes=1000, util=0.5, source="device_delta", base_bytes=200, base_reserved_bytes=150)
+    reading = Snapshot(1000, 2000, 0, 100, 50, 100, 50, "device_delta")
+    for size in (ledger.held_in, ledger.reserved_in, ledger.fragmentation_in, ledger.non_torch_in, ledger.others_in):
+        assert size(reading) == 0

@@ -16,7 +16,7 @@ import orchestrator
 from orchestrator.compose import compose
 from orchestrator.config import MediaConfig
 from orchestrator.engine.base import Media, Request
-from orchestrator.engine.families import placeholders
+from orchestrator.engine.placeholders import placeholders
 from orchestrator.engine.inputs import PromptBuilder
 from orchestrator.engine.models.real import RealModel
 from orchestrator.errors import ConfigError

@@ -65,6 +65,7 @@ OVERRIDES = [
     "stages.profile_run.use",
     "stages.verify.images",
     "stages.verify.max_tokens",
+    "stages.verify.mode",
     "stages.verify.num_requests",
     "stages.verify.timeout_s",
     "stages.verify.tolerance",

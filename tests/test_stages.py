@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -39,7 +40,7 @@ def allocate(ctx: Context) -> str:
     return AllocateKV(AllocateKV.Config(use="allocate_kv")).run(ctx)
 
 
-def verify(ctx: Context, **options: int) -> str:
+def verify(ctx: Context, **options: int | str) -> str:
     return Verify(Verify.Config(use="verify", **options)).run(ctx)  # type: ignore[arg-type]
 
 
@@ -65,7 +66,7 @@ def test_the_ledger_of_a_start_is_exact(tmp_path: Path) -> None:
 
 
 def test_the_profile_reads_the_most_context_that_a_chunk_can(tmp_path: Path) -> None:
-    device = FakeDevice(1000)
+    device = FakeDevice(2000)
     ctx = context(device, tmp_path, *LIMITS)
     engine = ToyEngine(device)
     load(ctx, engine)
@@ -74,7 +75,7 @@ def test_the_profile_reads_the_most_context_that_a_chunk_can(tmp_path: Path) -> 
 
 
 def test_text_only_makes_no_dummy_data(tmp_path: Path) -> None:
-    device = FakeDevice(1000)
+    device = FakeDevice(2000)
     ctx = context(device, tmp_path, *LIMITS)
     load(ctx, ToyEngine(device))
     assert DummyData(DummyData.Config(use="dummy_data")).run(ctx) == "text only"
@@ -158,7 +159,7 @@ def test_too_few_blocks_for_one_request_names_the_length_that_fits(tmp_path: Pat
     ctx = context(device, tmp_path, *LIMITS)
     load(ctx, ToyEngine(device, max_model_len=128))
     profile(ctx)
-    with pytest.raises(BudgetError, match=r"128 tokens takes 2 blocks, and 1 fit; scheduler\.max_model_len=64 would"):
+    with pytest.raises(BudgetError, match=r"128 tokens takes 2 blocks, and 1 fit; scheduler\.max_model_len=64 or"):
         ctx.config = ctx.config.model_copy(
             update={"kv": ctx.config.kv.model_copy(update={"block_size": 64, "bytes": 64 * 8})}
         )
@@ -166,7 +167,7 @@ def test_too_few_blocks_for_one_request_names_the_length_that_fits(tmp_path: Pat
 
 
 def test_graphs_are_charged_what_was_read(tmp_path: Path) -> None:
-    device = FakeDevice(1000, supports_graphs=True)
+    device = FakeDevice(2000, supports_graphs=True)
     ctx = context(device, tmp_path, *LIMITS)
     load(ctx, ToyEngine(device, graph_bytes=40))
     GraphCapture(GraphCapture.Config(use="graph_capture")).run(ctx)
@@ -176,8 +177,8 @@ def test_graphs_are_charged_what_was_read(tmp_path: Path) -> None:
 
 def test_a_fall_during_capture_charges_nothing_and_warns(tmp_path: Path) -> None:
     lines = Lines()
-    device = FakeDevice(1000, supports_graphs=True)
-    ctx = context(device, tmp_path, *LIMITS, events=lines)
+    device = FakeDevice(2000, supports_graphs=True)
+    ctx = context(device, tmp_path, *LIMITS, "graphs.mode=estimate", events=lines)
     load(ctx, ToyEngine(device, graph_bytes=-40))
     GraphCapture(GraphCapture.Config(use="graph_capture")).run(ctx)
     assert ctx.ledger.accounts["cudagraph"] == 0
@@ -205,7 +206,7 @@ def test_caches_are_empty_afterwards(tmp_path: Path) -> None:
 
 
 def test_a_cache_that_will_not_empty_is_named(tmp_path: Path) -> None:
-    device = FakeDevice(1000)
+    device = FakeDevice(2000)
     ctx = context(device, tmp_path, *LIMITS)
     load(ctx, ToyEngine(device, planted="held", cached=1))
     with pytest.raises(StillHeldError, match=r"encoder outputs \(1\)"):
@@ -213,7 +214,7 @@ def test_a_cache_that_will_not_empty_is_named(tmp_path: Path) -> None:
 
 
 def test_dummy_data_that_somebody_keeps_is_named(tmp_path: Path) -> None:
-    device = FakeDevice(1000)
+    device = FakeDevice(2000)
     ctx = context(device, tmp_path, *LIMITS)
     load(ctx, ToyEngine(device))
     kept = DummyBatch({"image": MediaInputs("image", [1], [True], {}, "hash")})
@@ -229,11 +230,12 @@ def test_a_profiler_that_cannot_make_a_modality_is_named(tmp_path: Path) -> None
 
     class Blind:
         modalities = ()
+        items_per_prompt: ClassVar[dict[str, int]] = {}
 
         def __init__(self, *_: object) -> None:
             return None
 
-    device = FakeDevice(1000)
+    device = FakeDevice(2000)
     ctx = context(device, tmp_path, *LIMITS, "model.profiler=blind")
     load(ctx, Seeing(device))
     ctx.resolver = lambda group, name: Blind
@@ -245,7 +247,8 @@ def test_a_healthy_engine_verifies(tmp_path: Path) -> None:
     ctx = started(tmp_path)
     assert verify(ctx).startswith("4 requests, 0 images, 64 tokens, none lost")
     assert ctx.state.get(VERIFIED)
-    assert ctx.metrics["peak_bytes"] == ctx.metrics["reserved_bytes"] == 30
+    memory = ctx.metrics["memory"][0]
+    assert memory["peak_bytes"] == memory["reserved_bytes"] == 30
 
 
 @pytest.mark.parametrize(
@@ -278,3 +281,43 @@ def test_a_folder_without_pictures_is_refused_before_anything_is_loaded(tmp_path
     ctx = context(FakeDevice(1000), tmp_path)
     with pytest.raises(ConfigError, match=r"stages\.verify\.images=.*give a folder with \.jpg or \.png"):
         stage.check(ctx.config, ctx.resolver)
+
+
+def test_off_is_off(tmp_path: Path) -> None:
+    with pytest.raises(Skipped, match=r"stages\.verify\.mode=off"):
+        verify(started(tmp_path), mode="off")
+
+
+def test_a_process_that_passes_the_ceiling_is_caught(tmp_path: Path) -> None:
+    ctx = started(tmp_path)
+    device = ctx.device
+    assert isinstance(device, FakeDevice)
+    device.non_torch_bytes += 800
+    with pytest.raises(VerificationError, match=r"held 1\.\d+ KiB, and gpu\.util=0\.5 allows 1000 B"):
+        verify(ctx)
+
+
+def test_what_was_read_and_no_account_explains_is_not_given_to_the_kv_cache(tmp_path: Path) -> None:
+    blocks = []
+    for unexplained in (0, 128):
+        device = FakeDevice(2000)
+        ctx = context(device, tmp_path, *LIMITS)
+        load(ctx, ToyEngine(device))
+        profile(ctx)
+        device.non_torch_bytes += unexplained
+        allocate(ctx)
+        blocks.append(ctx.state.get(KV_CACHE).num_blocks)
+        assert ctx.ledger.held_bytes + ctx.ledger.accounts["peak_activation"] <= ctx.ledger.requested_bytes
+    assert blocks[0] - blocks[1] == 1
+
+
+def test_the_rehearsal_decides_what_is_left_for_a_step(tmp_path: Path) -> None:
+    device = FakeDevice(2000)
+    ctx = context(device, tmp_path, *LIMITS)
+    engine = ToyEngine(device)
+    load(ctx, engine)
+    profile(ctx)
+    assert ctx.ledger.accounts["peak_activation"] == 30
+    engine.step_peak = 70
+    allocate(ctx)
+    assert ctx.ledger.accounts["peak_activation"] == 70

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,8 +18,8 @@ from orchestrator.device.fake import FakeDevice
 from orchestrator.engine.base import CapturedGraph, KVSpec, Media, Output, Request, WeightsReport
 from orchestrator.errors import UnknownNameError
 from orchestrator.events import Events, SilentEvents
-from orchestrator.memory.ledger import Ledger
 from orchestrator.modality.base import DummyBatch, MediaInputs
+from orchestrator.opening import open_device
 from orchestrator.stage import Context
 from orchestrator.state import State
 
@@ -50,15 +52,19 @@ class ToyEngine:
     max_model_len: int = 64
     planted: str = ""
     block_size: int = 16
+    num_blocks: int = 0
     graph_bytes: int = 0
     processor: Any = None
     model_config: Any = field(default_factory=lambda: SimpleNamespace(model_type="toy"))
     processor_identity: str = "toy"
+    encoder_dtype: str = "float32"
     calls: list[str] = field(default_factory=list)
     closed: bool = False
     cached: int = 0
 
-    def load(self, events: Events) -> WeightsReport:
+    def load(self, events: Events, admit: Callable[[int], None] | None = None) -> WeightsReport:
+        if admit is not None:
+            admit(self.weights)
         self.device.allocate(self.weights)
         return WeightsReport(self.weights, self.weights // 4, 1, "toy", "float32")
 
@@ -79,12 +85,28 @@ class ToyEngine:
         self.cached += sum(items.values())
         self.device.use(self.encoder_peak)
 
+    def set_micro_batch(self, items: Mapping[str, int], most_tokens: Mapping[str, int] | None = None) -> None:
+        return None
+
+    def divisible(self, item: MediaInputs) -> bool:
+        return False
+
     def dummy_step(self, num_tokens: int, context: int) -> None:
         self.calls.append(f"step {num_tokens} after {context}")
         self.device.use(self.step_peak)
 
     def dummy_logits(self, num_rows: int) -> None:
         self.device.use(num_rows)
+
+    def repeat_worst_step(self) -> None:
+        self.device.use(max(self.step_peak, self.encoder_peak if self.cached else 0))
+
+    def eager(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    @property
+    def most_blocks_used(self) -> int:
+        return self.num_blocks
 
     def capture(self, sizes: Sequence[int]) -> list[CapturedGraph]:
         self.device.allocate(self.graph_bytes) if self.graph_bytes > 0 else self.device.free(-self.graph_bytes)
@@ -98,6 +120,7 @@ class ToyEngine:
         return (num_blocks + 1) * self.kv_spec.bytes_per_block(self.block_size)
 
     def allocate_kv(self, num_blocks: int) -> int:
+        self.num_blocks = num_blocks
         size = self.kv_bytes(num_blocks)
         self.device.allocate(size)
         return size
@@ -126,6 +149,9 @@ class ToyEngine:
     def clear_caches(self) -> None:
         self.cached = 1 if self.planted == "held" and self.cached else 0
 
+    async def aclear_caches(self) -> None:
+        self.clear_caches()
+
     def held(self) -> dict[str, int]:
         return {"encoder outputs": self.cached}
 
@@ -138,6 +164,7 @@ def _answer(request: Request) -> Output:
     return Output(request.request_id, [5], [1] * count, [-1.0] * count, "x", "length")
 
 
+@cache
 def composed(*overrides: str) -> Config:
     return compose(list(overrides)).config
 
@@ -152,15 +179,7 @@ def context(
     """A context over a fake device; `names` is what `resolve` knows."""
     config = composed(*overrides)
     listener = events or SilentEvents()
-    before = device.snapshot()
-    device.open()
-    ledger = Ledger(
-        total_bytes=device.total_bytes,
-        util=config.gpu.util,
-        source=before.source,
-        base_bytes=before.ours_bytes,
-    )
-    ledger.charge("context", device.context_bytes)
+    ledger = open_device(device, config, str(folder), listener).ledger
     return Context(
         config=config,
         device=device,

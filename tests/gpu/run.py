@@ -45,14 +45,25 @@ class Case:
 
 
 _BIG = ("model.load_format=dummy", "gpu.util=0.9", "stages.verify.num_requests=32", "stages.verify.max_tokens=32")
+_FLAGSHIP = ("model=internvl2_5_8b", "model.load_format=dummy", "gpu.util=0.99", "scheduler.max_model_len=32768")
+_MEDIA = ("mm.limit_per_prompt={image: 4, video: 1}", "mm.video.max_frames=64", "mm.video.max_size=[640,360]")
 
 CASES = (
     Case("attention", program="tests.gpu.attention"),
     Case("tiny_internvl"),
-    Case("tiny_internvl_keep", ("graphs.mode=keep",)),
+    Case("tiny_internvl_estimate", ("graphs.mode=estimate",)),
     Case("internvl2_5_8b", ("model=internvl2_5_8b", *_BIG)),
-    Case("internvl2_5_8b_keep", ("model=internvl2_5_8b", *_BIG, "graphs.mode=keep", "gpu.util=0.99")),
     Case("qwen2_5_vl_3b", ("model=qwen2_5_vl_3b", *_BIG)),
+    Case("flagship_stress", (*_FLAGSHIP, "scheduler.max_num_batched_tokens=8192", "stages.verify.mode=stress")),
+    Case("flagship_16k", (*_FLAGSHIP, "scheduler.max_num_batched_tokens=16384")),
+    Case("qwen2_5_vl_3b_media", ("model=qwen2_5_vl_3b", "model.load_format=dummy", "gpu.util=0.99", *_MEDIA)),
+    Case("sweep", program="tests.gpu.sweep"),
+    Case("media", program="tests.gpu.media"),
+    Case("throughput", program="tests.gpu.throughput"),
+    Case("promises_opt_125m", ("opt_125m",), program="tests.gpu.promises"),
+    Case("promises_internvl2_5_8b", ("internvl2_5_8b", "--quick"), program="tests.gpu.promises"),
+    Case("neighbours_opt_125m", ("opt_125m",), program="tests.gpu.neighbours"),
+    Case("neighbours_internvl2_5_8b", ("internvl2_5_8b",), program="tests.gpu.neighbours"),
 )
 
 
