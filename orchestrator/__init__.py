@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         Profile,
     )
     from orchestrator.config import Config
-    from orchestrator.engine.base import Engine, Media, Output, Request
+    from orchestrator.engine.base import Engine, Event, Media, Output, Request
     from orchestrator.errors import ConfigError, StageError, UserError
     from orchestrator.measuring import MemoryReport, measure_memory
     from orchestrator.modality.base import DummyBatch, ItemSpec, MediaInputs, ModalityProfiler
@@ -44,6 +44,7 @@ __all__ = [
     "Context",
     "DummyBatch",
     "Engine",
+    "Event",
     "Graphs",
     "ItemSpec",
     "KVAllocation",
@@ -71,7 +72,7 @@ _HOMES = {
         *("Graphs", "KVAllocation", "Profile"),
     ),
     "orchestrator.config": ("Config",),
-    "orchestrator.engine.base": ("Engine", "Media", "Output", "Request"),
+    "orchestrator.engine.base": ("Engine", "Event", "Media", "Output", "Request"),
     "orchestrator.errors": ("ConfigError", "StageError", "UserError"),
     "orchestrator.measuring": ("MemoryReport", "measure_memory"),
     "orchestrator.modality.base": ("DummyBatch", "ItemSpec", "MediaInputs", "ModalityProfiler"),

@@ -61,6 +61,7 @@ _BUILT_IN = {
     "attention": {
         "reference": "orchestrator.engine.attention.reference:ReferenceAttention",
         "triton": "orchestrator.engine.attention.triton:TritonAttention",
+        "varlen": "orchestrator.engine.attention.varlen:VarlenAttention",
     },
     "models": {
         "tiny_internvl": "orchestrator.engine.models.tiny_internvl:TinyInternVL",

@@ -12,6 +12,7 @@ import torch
 import transformers
 
 from orchestrator.engine.base import Media, Request
+from orchestrator.engine.feed import worker_count
 from orchestrator.engine.media import Ears
 from orchestrator.engine.placeholders import placeholders, refuse_without
 from orchestrator.engine.transformers import TransformersEngine
@@ -228,5 +229,5 @@ def test_a_thousand_requests_are_not_all_processed_at_once(tmp_path: Path) -> No
     )
     assert [output.request_id for output in outputs] == [str(n) for n in range(30)]
     assert not any(output.error for output in outputs)
-    # The first two to wait, and from then on as many as were admitted.
-    assert made[:3] == [0, 0, 1] and made[-1] > 10
+    # The first to wait, and what the threads make ahead of them; from then on as many as were admitted.
+    assert sum(step == 0 for step in made) <= 2 + 2 * worker_count() and made[-1] > 5

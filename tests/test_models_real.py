@@ -16,9 +16,9 @@ import orchestrator
 from orchestrator.compose import compose
 from orchestrator.config import MediaConfig
 from orchestrator.engine.base import Media, Request
-from orchestrator.engine.placeholders import placeholders
 from orchestrator.engine.inputs import PromptBuilder
 from orchestrator.engine.models.real import RealModel
+from orchestrator.engine.placeholders import placeholders
 from orchestrator.errors import ConfigError
 from orchestrator.model_folder import find_folder
 from orchestrator.registry import Registry

@@ -148,6 +148,16 @@ def test_the_call_from_python_works(
     assert re.search(r"\d+\.\d+\n$", capsys.readouterr().out)
 
 
+def test_the_example_of_serving_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec(compile(python_block(".engine.stream("), "README.md", "exec"), {})
+    out = capsys.readouterr().out
+    assert re.search(r"^likeliest \(\) '.*' cancelled$", out, re.MULTILINE)
+    assert re.search(r"^drawn \(\d+,\) .* (length|stop)$", out, re.MULTILINE)
+
+
 def test_the_example_is_the_plugin() -> None:
     def text(path: str) -> str:
         return (EXAMPLE / path).read_text()

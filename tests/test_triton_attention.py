@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,11 @@ CASES = [
     ([(200, 201), (3, 4), (0, 150)], 2, 1, 32, 16, 20),
     ([(90, 190), (0, 70)], 2, 1, 32, 16, 64),
     ([(4, 5), (3, 40), (0, 520), (0, 6), (1, 30)], 2, 1, 32, 16, None),
+    ([(260, 261), (30, 75)], 6, 2, 96, 256, None),
+    ([(80, 81), (0, 33)], 5, 1, 192, 16, None),
+    ([(150, 151), (100, 140)], 8, 1, 64, 128, 48),
+    ([(70, 71), (64, 80)], 7, 1, 256, 32, 33),
+    ([(31, 64), (0, 31), (64, 90)], 3, 1, 64, 32, None),
 ]
 
 
@@ -56,12 +62,55 @@ def compare() -> list[float]:
     return differences
 
 
-def test_the_kernels_equal_the_reference() -> None:
+def padded() -> list[float]:
+    """A decode whose last rows only pad: the others' differences, and how many of the padding's are not finite."""
+    import torch
+
+    from orchestrator.engine.attention.base import AttentionMetadata
+    from orchestrator.engine.attention.reference import ReferenceAttention
+    from orchestrator.engine.attention.triton import TritonAttention
+
+    torch.manual_seed(0)
+    meta = AttentionMetadata.build([(40, 41), (7, 8), (0, 1), (0, 1)], [[3, 1, 2], [4], [0], [0]], 16, "cpu")
+    k_cache, v_cache = torch.randn(5, 16, 2, 64), torch.randn(5, 16, 2, 64)
+    query, new = torch.randn(4, 4, 64), torch.randn(4, 2, 64)
+    arguments = (query, new, new, k_cache, v_cache, meta, 0.125)
+    ours, theirs = TritonAttention().attend(*arguments), ReferenceAttention().attend(*arguments)
+    return [float((ours - theirs)[:2].abs().max()), float((~ours.isfinite()).sum())]
+
+
+def test_padding_is_harmless() -> None:
+    assert interpreted("padded") == pytest.approx([0.0, 0.0], abs=1e-5)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 8, 32, 300])
+def test_warming_up_launches_each_kernel(kv_heads: int) -> None:
+    from orchestrator.engine.attention.base import AttentionShape
+    from orchestrator.engine.attention.triton import TritonAttention, num_splits
+
+    class Noting(TritonAttention):
+        def attend(self, query: Any, key: Any, value: Any, k_cache: Any, v_cache: Any, meta: Any, scale: float) -> Any:
+            splits.add(num_splits(meta.num_seqs, k_cache.shape[2]) if meta.max_query_len == 1 else 0)
+            return query
+
+    splits: set[int] = set()
+    Noting().warm_up(AttentionShape(kv_heads, kv_heads, 16, 16, "float32", "float32"), "cpu")
+    # 0 is a prefill.
+    assert splits == {0} | {num_splits(count, kv_heads) for count in range(1, 600)}
+
+
+def interpreted(function: str) -> list[float]:
+    """What a function of this file returns in a process whose Triton interprets."""
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     root = Path(__file__).resolve().parent.parent
-    code = "import json; from tests.test_triton_attention import compare; print(json.dumps(compare()))"
+    code = f"import json; from tests.test_triton_attention import {function} as f; print(json.dumps(f()))"
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, cwd=root, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == pytest.approx([0.0] * len(CASES), abs=1e-5)
+    found: list[float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_the_kernels_equal_the_reference() -> None:
+    assert interpreted("compare") == pytest.approx([0.0] * len(CASES), abs=1e-5)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
@@ -15,7 +15,7 @@ from orchestrator.clock import Clock
 from orchestrator.compose import compose
 from orchestrator.config import Config
 from orchestrator.device.fake import FakeDevice
-from orchestrator.engine.base import CapturedGraph, KVSpec, Media, Output, Request, WeightsReport
+from orchestrator.engine.base import CapturedGraph, Event, KVSpec, Media, Output, Request, WeightsReport
 from orchestrator.errors import UnknownNameError
 from orchestrator.events import Events, SilentEvents
 from orchestrator.modality.base import DummyBatch, MediaInputs
@@ -141,6 +141,16 @@ class ToyEngine:
         if self.planted == "held":
             self.cached = 1
         return outputs[1:] if self.planted == "lost" else outputs
+
+    def stream(self, requests: Sequence[Request]) -> Iterator[Event]:
+        for output in self.generate(requests):
+            yield Event(output.request_id, tuple(output.token_ids), tuple(output.logprobs), output.text, "length")
+
+    def cancel(self, request_id: str) -> None:
+        return None
+
+    def compile_kernels(self) -> None:
+        return None
 
     def oracle_logprobs(self, request: Request, output: Output) -> tuple[list[float], list[float]]:
         best = 3.0 if self.planted == "likelier" else -1.0

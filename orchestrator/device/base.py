@@ -97,6 +97,10 @@ class Device(Protocol):
     def empty_cache(self) -> None:
         """Give back what the allocator keeps for reuse."""
 
+    def pin(self, tensor: Any) -> Any:
+        """A host tensor's numbers where a copy of them to the device need not be waited for: in pinned memory, or as
+        they are where that makes no difference."""
+
     def synchronize(self) -> None:
         """Wait until all work given to the device is done."""
 

@@ -75,6 +75,9 @@ class CpuDevice:
         if hasattr(libc, "malloc_trim"):
             libc.malloc_trim(0)
 
+    def pin(self, tensor: Any) -> Any:
+        return tensor
+
     def synchronize(self) -> None:
         return None
 

@@ -134,6 +134,9 @@ class CudaDevice:
         torch.cuda.synchronize(self._index)
         torch.cuda.empty_cache()
 
+    def pin(self, tensor: Any) -> Any:
+        return tensor.pin_memory()
+
     def synchronize(self) -> None:
         if self._opened:
             torch.cuda.synchronize(self._index)

@@ -124,6 +124,9 @@ class FakeDevice:
     def empty_cache(self) -> None:
         return None
 
+    def pin(self, tensor: Any) -> Any:
+        return tensor
+
     def synchronize(self) -> None:
         return None
 

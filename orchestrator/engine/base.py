@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -29,7 +29,16 @@ class Media:
 @dataclass(frozen=True)
 class Request:
     """A prompt. With `chat` the model's chat template is put around it, media first; without, `text` is taken as it is
-    and must hold a placeholder for each item."""
+    and must hold a placeholder for each item.
+
+    Attributes:
+        ignore_eos: whether the model's own end of text does not end it; `stop` and `stop_token_ids` still do.
+        temperature: what logits are divided by before a token is drawn; 0 takes the likeliest token.
+        top_p: draw among as few of the likeliest tokens as together have this probability.
+        seed: with the prompt it decides what is drawn, whatever else runs; requests that shall differ need another.
+        stop: strings that end the text just before them. `token_ids` keeps the tokens up to the one that completed it.
+        stop_token_ids: tokens that end it, each kept as its last one.
+    """
 
     request_id: str
     text: str
@@ -37,13 +46,19 @@ class Request:
     max_tokens: int = 16
     ignore_eos: bool = False
     chat: bool = True
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
 
 
 @dataclass
 class Output:
-    """What became of a request. `logprobs` are natural logarithms of the chosen tokens' probabilities.
+    """What became of a request. `logprobs` are natural logarithms of the chosen tokens' probabilities, as the model has
+    them: before temperature and `top_p`.
 
-    `finish_reason`: `stop`, `length` or `error`; then `error` says what was wrong with this request alone.
+    `finish_reason`: `stop`, `length`, `cancelled` or `error`; then `error` says what was wrong with this request alone.
     """
 
     request_id: str
@@ -51,6 +66,21 @@ class Output:
     token_ids: list[int]
     logprobs: list[float]
     text: str = ""
+    finish_reason: str = ""
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Event:
+    """News of a request: tokens, log-probabilities and text since its last one. Text may come later than its tokens.
+
+    `finish_reason` is empty until its last event; see `Output`.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    text: str
     finish_reason: str = ""
     error: str | None = None
 
@@ -144,6 +174,9 @@ class Engine(Protocol):
     def divisible(self, item: MediaInputs) -> bool:
         """Whether an item's parts, such as tiles or frames, can go through the encoder one after the other."""
 
+    def compile_kernels(self) -> None:
+        """Make ready what is compiled on first use, so that no later call waits for it. May be called again."""
+
     def dummy_step(self, num_tokens: int, context: int) -> None:
         """The language model on `num_tokens` new tokens after `context` tokens in the cache, in sequences of at most
         `max_model_len`, on a cache of which only the padding block exists. Leaves nothing."""
@@ -172,6 +205,14 @@ class Engine(Protocol):
 
     def generate(self, requests: Sequence[Request]) -> list[Output]:
         """Serve requests together, each to its end; outputs in the order of the requests. May be called again."""
+
+    def stream(self, requests: Sequence[Request]) -> Iterator[Event]:
+        """As `generate`, with news as it comes; nothing runs but while the next event is waited for. To close the
+        iterator ends what is still open. Nothing else is served meanwhile."""
+
+    def cancel(self, request_id: str) -> None:
+        """End a request that is being served, before its next step. May be called from any thread; a request that is
+        not being served is left alone."""
 
     def eager(self) -> AbstractContextManager[None]:
         """While it is entered, steps run as they are launched, also where graphs were captured."""

@@ -20,7 +20,9 @@ from orchestrator.engine.weights.base import WeightsLoader, model_bytes
 from orchestrator.errors import CheckpointError, ConfigError
 from orchestrator.events import Events
 
-_FASTEST_FIRST = {"cuda": ("triton", "reference")}
+_AUTO = {"cuda": ("triton", "reference")}
+"""What `engine.attention=auto` may choose by kind of device, the fastest first; elsewhere `reference`. Only backends
+that a committed record of a GPU covers (tests/gpu/records) belong here: others are there by name."""
 _PROCESSOR_SUFFIXES = frozenset({".json", ".jinja", ".model", ".txt"})
 
 
@@ -111,21 +113,24 @@ def attention_backend(
     device: str,
     dtype: str,
     head_size: int,
+    block_size: int | None = None,
     needs: frozenset[str] = frozenset(),
 ) -> AttentionBackend:
-    """The backend of that name; `auto` is the fastest that takes such a model.
+    """The backend of that name; `auto` is the fastest that takes such a model, among those whose kernels a committed
+    record of a GPU covers.
 
     Raises:
-        ConfigError: it does not take this device, element type or head size, or lacks an ability that the model needs.
+        ConfigError: it does not take this device, element type, head size or block size, or lacks an ability that the
+            model needs.
     """
     if name == "auto":
-        candidates = (resolve("attention", known) for known in _FASTEST_FIRST.get(device, ("reference",)))
+        candidates = (resolve("attention", known) for known in _AUTO.get(device, ("reference",)))
         found: type[AttentionBackend] = next(
-            cls for cls in candidates if not (cls.refusal(device, dtype, head_size) or cls.lacks(needs))
+            cls for cls in candidates if not (cls.refusal(device, dtype, head_size, block_size) or cls.lacks(needs))
         )
         return found()
     cls: type[AttentionBackend] = resolve("attention", name)
-    refusal = cls.refusal(device, dtype, head_size) or cls.lacks(needs)
+    refusal = cls.refusal(device, dtype, head_size, block_size) or cls.lacks(needs)
     if refusal:
         raise ConfigError.of("engine.attention", f"{refusal}; auto would work", name)
     return cls()

@@ -100,8 +100,9 @@ class Scheduler:
         """The next step. Not empty while a sequence is open."""
         plan = _Plan(self._limits.max_num_batched_tokens, self._limits.encoder_compute_budget)
         for sequence in self._running:
-            if sequence.decodes:
-                self._continue(sequence, plan)
+            if sequence.decodes and plan.tokens_left:
+                # Its items and runs lie behind it.
+                plan.add(Chunk(sequence, sequence.computed, sequence.computed + 1))
         for sequence in self._running:
             if not sequence.decodes:
                 self._continue(sequence, plan)
@@ -125,8 +126,7 @@ class Scheduler:
         stop = _before_run(sequence, start, min(sequence.num_tokens, start + plan.tokens_left))
         stop = _before_run(sequence, start, self._lock_items(sequence, start, stop, plan))
         if stop > start:
-            plan.chunks.append(Chunk(sequence, start, stop))
-            plan.tokens_left -= stop - start
+            plan.add(Chunk(sequence, start, stop))
 
     def _lock_items(self, sequence: OpenRequest, start: int, stop: int, plan: _Plan) -> int:
         """Keep the items that positions `start` to `stop` need, encoding those that are not there; where the chunk must
@@ -177,6 +177,18 @@ class Scheduler:
         sequence.blocks = []
         self._let_go(sequence, all_items=True)
 
+    def cancel(self, is_cancelled: Callable[[OpenRequest], bool]) -> list[OpenRequest]:
+        """End the open sequences of which that is true, between two steps; which they were."""
+        waiting = [sequence for sequence in self._waiting if is_cancelled(sequence)]
+        for sequence in waiting:
+            self._waiting.remove(sequence)
+        running = [sequence for sequence in self._running if is_cancelled(sequence)]
+        for sequence in running:
+            self._drop(sequence)
+        for sequence in (*waiting, *running):
+            sequence.finish_reason, sequence.items = "cancelled", ()
+        return [*waiting, *running]
+
     def abort(self) -> None:
         """Give back what every open sequence holds; none of them is finished."""
         self._waiting.clear()
@@ -193,6 +205,10 @@ class _Plan:
     chunks: list[Chunk] = field(default_factory=list)
     encode: list[MediaInputs] = field(default_factory=list)
 
+    def add(self, chunk: Chunk) -> None:
+        self.chunks.append(chunk)
+        self.tokens_left -= chunk.stop - chunk.start
+
 
 def _before_run(sequence: OpenRequest, start: int, stop: int) -> int:
     """Where a chunk that would end at `stop` ends instead, so that it cuts no run of tokens that look both ways."""
@@ -202,7 +218,7 @@ def _before_run(sequence: OpenRequest, start: int, stop: int) -> int:
 def _append(sequence: OpenRequest, token: int, logprob: float) -> None:
     sequence.output.append(token)
     sequence.logprobs.append(logprob)
-    if token in sequence.stop_ids:
+    if (sequence.text is not None and sequence.text.push(token)) or token in sequence.stop_ids:
         sequence.finish_reason = "stop"
     elif len(sequence.output) == sequence.max_tokens:
         sequence.finish_reason = "length"

@@ -4,72 +4,74 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from orchestrator.device.base import Device, Graph
 from orchestrator.engine.attention.base import AttentionMetadata
 from orchestrator.engine.base import CapturedGraph
 from orchestrator.engine.encoder_cache import EncoderCache
-from orchestrator.engine.kv_cache import PADDING_BLOCK, KVCache, blocks_for, slots_of
+from orchestrator.engine.kv_cache import PADDING_BLOCK, KVCache, blocks_for
 from orchestrator.engine.runner import ModelRunner, StepInputs
-from orchestrator.engine.step import Chunk, Step
+from orchestrator.engine.step import Chunk, OpenRequest, Step
 
 
-@dataclass(frozen=True)
 class _Buffers:
-    """The input tensors for the largest batch; a smaller one reads their beginnings.
+    """The input tensors for the largest batch, each with its copy on the host; a smaller one reads their beginnings.
 
     A row that only pads the batch has one token, in the padding block, whose outputs nobody reads.
+
+    Args:
+        axes: sizes before the batch in the model's positions, such as (1,).
     """
 
-    input_ids: torch.Tensor
-    positions: torch.Tensor
-    seq_lens: torch.Tensor
-    slot_mapping: torch.Tensor
-    block_tables: torch.Tensor
-    query_start_loc: torch.Tensor
-    sample_rows: torch.Tensor
-    nothing: torch.Tensor
+    def __init__(self, rows: int, max_blocks: int, axes: tuple[int, ...], device: Device) -> None:
+        self._longs = rows * (2 + axes[0])
+        # Lengths are half as wide as the rest, and lie behind it so that all go over in one copy.
+        self._host = device.pin(torch.zeros(self._longs + -(-rows // 2), dtype=torch.int64))
+        self._host_tables = device.pin(torch.full((rows, max_blocks), PADDING_BLOCK, dtype=torch.int32))
+        self.tables = self._host_tables.numpy()
+        self.ids, self.slots, *positions = self._host[: self._longs].numpy().reshape(2 + axes[0], rows)
+        self.axes = positions
+        self.lengths = self._host[self._longs :].view(torch.int32).numpy()
+        self.lengths[:] = 1
+        self._device = self._host.to(device.torch_device, copy=True)
+        self._block_tables = self._host_tables.to(device.torch_device, copy=True)
+        input_ids, slot_mapping, *_ = self._device[: self._longs].view(2 + axes[0], rows)
+        self._input_ids, self._slot_mapping = input_ids, slot_mapping
+        self._positions = self._device[2 * rows : self._longs].view(*axes, rows)
+        self._seq_lens = self._device[self._longs :].view(torch.int32)
+        with torch.device(device.torch_device):
+            self._query_start_loc = torch.arange(rows + 1, dtype=torch.int32)
+            self._sample_rows = torch.arange(rows, dtype=torch.int64)
+            self._nothing = torch.zeros(0, dtype=torch.int64)
 
-    @classmethod
-    def make(cls, rows: int, max_blocks: int, axes: tuple[int, ...], torch_device: str) -> _Buffers:
-        """
-        Args:
-            axes: sizes before the batch in the model's positions, such as (1,).
-        """
-        with torch.device(torch_device):
-            return cls(
-                input_ids=torch.zeros(rows, dtype=torch.int64),
-                positions=torch.zeros((*axes, rows), dtype=torch.int64),
-                seq_lens=torch.ones(rows, dtype=torch.int32),
-                slot_mapping=torch.zeros(rows, dtype=torch.int64),
-                block_tables=torch.full((rows, max_blocks), PADDING_BLOCK, dtype=torch.int32),
-                query_start_loc=torch.arange(rows + 1, dtype=torch.int32),
-                sample_rows=torch.arange(rows, dtype=torch.int64),
-                nothing=torch.zeros(0, dtype=torch.int64),
-            )
+    def send(self, size: int, *, tables: bool) -> None:
+        """Copy the host's numbers over; nothing may change them before the step's outputs are read."""
+        self._device.copy_(self._host, non_blocking=True)
+        if tables:
+            self._block_tables[:size].copy_(self._host_tables[:size], non_blocking=True)
 
     def first(self, rows: int, max_seq_len: int) -> StepInputs:
         """A step of `rows` sequences with one new token each, of any length up to `max_seq_len`."""
         meta = AttentionMetadata(
-            query_start_loc=self.query_start_loc[: rows + 1],
-            seq_lens=self.seq_lens[:rows],
-            block_tables=self.block_tables[:rows],
-            slot_mapping=self.slot_mapping[:rows],
+            query_start_loc=self._query_start_loc[: rows + 1],
+            seq_lens=self._seq_lens[:rows],
+            block_tables=self._block_tables[:rows],
+            slot_mapping=self._slot_mapping[:rows],
             max_query_len=1,
             max_seq_len=max_seq_len,
             query_starts=tuple(range(rows + 1)),
             lengths=(),
         )
         return StepInputs(
-            input_ids=self.input_ids[:rows],
-            positions=self.positions[..., :rows],
+            input_ids=self._input_ids[:rows],
+            positions=self._positions[..., :rows],
             attention=meta,
-            embed_rows=self.nothing,
-            encoder_rows=self.nothing,
-            sample_rows=self.sample_rows[:rows],
+            embed_rows=self._nothing,
+            encoder_rows=self._nothing,
+            sample_rows=self._sample_rows[:rows],
         )
 
 
@@ -87,6 +89,8 @@ class DecodeGraphs:
         self._kv_cache, self._encoder, self._max_seq_len = kv_cache, encoder, max_seq_len
         self._graphs: dict[int, Graph] = {}
         self._buffers: _Buffers | None = None
+        self._owners: list[OpenRequest | None] = []
+        """Whose block table each row has: it never changes, because a sequence gets all its blocks at once."""
 
     def capture(self, sizes: Sequence[int]) -> list[CapturedGraph]:
         """Capture batches of these sizes, the largest first, so that the others fit into its memory; with seconds and
@@ -96,9 +100,8 @@ class DecodeGraphs:
             return []
         pool = self._device.graph_pool()
         max_blocks = blocks_for(self._max_seq_len, self._kv_cache.block_size)
-        self._buffers = _Buffers.make(
-            largest_first[0], max_blocks, self._runner.position_axes, self._device.torch_device
-        )
+        self._buffers = _Buffers(largest_first[0], max_blocks, self._runner.position_axes, self._device)
+        self._owners = [None] * largest_first[0]
         return [self._capture(size, pool) for size in largest_first]
 
     def _capture(self, size: int, pool: object) -> CapturedGraph:
@@ -107,8 +110,10 @@ class DecodeGraphs:
         before, start = self._device.snapshot().ours_bytes, time.perf_counter()
 
         @torch.inference_mode()
-        def work() -> tuple[torch.Tensor, torch.Tensor]:
-            return self._runner.choose(self._runner.forward(inputs, self._kv_cache, self._encoder))
+        def work() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+            hidden = self._runner.forward(inputs, self._kv_cache, self._encoder)
+            # Logits stay inside: kept for every size they would take gigabytes, and drawing needs some rows' only.
+            return (hidden, *self._runner.choose(hidden))
 
         self._graphs[size] = self._device.capture(work, pool)
         self._device.synchronize()
@@ -128,32 +133,36 @@ class DecodeGraphs:
         self._fill(step.chunks, size)
         graph = self._graphs[size]
         graph.replay()
-        tokens, logprobs = graph.outputs
-        return list(zip(tokens[:rows].tolist(), logprobs[:rows].tolist(), strict=True))
+        hidden, tokens, logprobs = (output[:rows] for output in graph.outputs)
+        return self._runner.settle(hidden, tokens, logprobs, step.draws)
 
     def _fill(self, chunks: Sequence[Chunk], size: int) -> None:
         """Write a step's numbers into the input tensors, and padding into the rows up to `size`."""
         assert self._buffers is not None
-        buffers, block_size, padding = self._buffers, self._kv_cache.block_size, size - len(chunks)
-        sequences = [chunk.sequence for chunk in chunks]
-        slots = [slots_of(chunk.sequence.blocks, chunk.start, chunk.stop, block_size)[0] for chunk in chunks]
-        ids = [sequence.output[-1] for sequence in sequences]
-        _copy(buffers.input_ids, ids + [0] * padding)
-        _copy(buffers.seq_lens, [chunk.stop for chunk in chunks] + [1] * padding)
-        _copy(buffers.slot_mapping, slots + [0] * padding)
-        positions = self._runner.positions(chunks)
-        buffers.positions[..., : len(chunks)].copy_(positions)
-        buffers.positions[..., len(chunks) : size].zero_()
-        self._fill_tables(chunks, size)
+        buffers, block_size, count = self._buffers, self._kv_cache.block_size, len(chunks)
+        changed = self._own([*(chunk.sequence for chunk in chunks), *[None] * (size - count)])
+        at = np.fromiter((chunk.start for chunk in chunks), np.int64, count)
+        buffers.ids[:count] = [chunk.sequence.output[-1] for chunk in chunks]
+        buffers.lengths[:count] = at + 1
+        blocks = buffers.tables[np.arange(count), at // block_size].astype(np.int64)
+        buffers.slots[:count] = blocks * block_size + at % block_size
+        for axis, positions in enumerate(buffers.axes):
+            positions[:count] = at
+            for row, chunk in enumerate(chunks):
+                if chunk.sequence.axes is not None:
+                    positions[row] = chunk.sequence.axes.at(axis, chunk.start)
+            positions[count:size] = 0
+        buffers.ids[count:size] = buffers.slots[count:size] = 0
+        buffers.lengths[count:size] = 1
+        buffers.send(size, tables=changed)
 
-    def _fill_tables(self, chunks: Sequence[Chunk], size: int) -> None:
+    def _own(self, owners: Sequence[OpenRequest | None]) -> bool:
+        """Give the first rows the block tables of these sequences; whether any has changed."""
         assert self._buffers is not None
-        used = [chunk.sequence.blocks[: blocks_for(chunk.stop, self._kv_cache.block_size)] for chunk in chunks]
-        width = max(len(blocks) for blocks in used)
-        rows = [[*blocks, *[PADDING_BLOCK] * (width - len(blocks))] for blocks in used]
-        rows += [[PADDING_BLOCK] * width] * (size - len(chunks))
-        self._buffers.block_tables[:size, :width].copy_(torch.tensor(rows, dtype=torch.int32))
-
-
-def _copy(target: torch.Tensor, values: list[int]) -> None:
-    target[: len(values)].copy_(torch.tensor(values, dtype=target.dtype))
+        changed = [row for row, owner in enumerate(owners) if self._owners[row] is not owner]
+        for row in changed:
+            owner = self._owners[row] = owners[row]
+            blocks = owner.blocks if owner is not None else ()
+            self._buffers.tables[row, : len(blocks)] = blocks
+            self._buffers.tables[row, len(blocks) :] = PADDING_BLOCK
+        return bool(changed)

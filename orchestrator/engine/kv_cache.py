@@ -36,7 +36,14 @@ def slots_of(block_table: Sequence[int], start: int, stop: int, block_size: int)
     """
     if stop > len(block_table) * block_size:
         raise BlockError(f"position {stop - 1} lies beyond {len(block_table)} blocks of {block_size} tokens")
-    return [block_table[at // block_size] * block_size + at % block_size for at in range(start, stop)]
+    slots: list[int] = []
+    while start < stop:
+        block, offset = divmod(start, block_size)
+        count = min(block_size - offset, stop - start)
+        first = block_table[block] * block_size + offset
+        slots += range(first, first + count)
+        start += count
+    return slots
 
 
 def pad_tables(tables: Sequence[Sequence[int]]) -> list[list[int]]:

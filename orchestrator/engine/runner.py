@@ -6,19 +6,21 @@ The three are apart because a captured graph replaces the middle one only.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
-from orchestrator.engine.attention.base import BOTH_WAYS, AttentionBackend, AttentionMetadata
+from orchestrator.engine.attention.base import BOTH_WAYS, AttentionBackend, AttentionMetadata, AttentionShape
 from orchestrator.engine.attention.hook import IMPLEMENTATION, StepCache, register
 from orchestrator.engine.attention.reference import ReferenceAttention
 from orchestrator.engine.encoder import Encoder
 from orchestrator.engine.encoder_cache import EncoderCache, EncoderIndex
 from orchestrator.engine.families import Traits
 from orchestrator.engine.kv_cache import PADDING_BLOCK, KVCache, blocks_for
+from orchestrator.engine.sampling import Draw, draw_tokens
 from orchestrator.engine.step import Chunk, Step
 from orchestrator.modality.base import MediaInputs
 
@@ -43,6 +45,10 @@ class StepInputs:
     sample_rows: torch.Tensor
 
 
+def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
 class ModelRunner:
     """One model with its attention backend.
 
@@ -50,13 +56,21 @@ class ModelRunner:
         model: a transformers model with weights; its decoder is switched to the paged attention.
         traits: what sets the model apart from others.
         micro_batch: items in one encoder call at first.
+        pin: see `Device`.
     """
 
     def __init__(
-        self, model: Any, backend: AttentionBackend, torch_device: str, traits: Traits, micro_batch: int
+        self,
+        model: Any,
+        backend: AttentionBackend,
+        torch_device: str,
+        traits: Traits,
+        micro_batch: int,
+        pin: Callable[[torch.Tensor], torch.Tensor] = _as_it_is,
     ) -> None:
         self._model, self._backend = model, backend
         self._torch_device, self._traits = torch_device, traits
+        self._pin = pin
         self._exact = ReferenceAttention()
         self._encoder = Encoder(model, torch_device, micro_batch, traits.deepstack)
         self._decoder, self._head = model.get_decoder(), model.get_output_embeddings()
@@ -83,7 +97,7 @@ class ModelRunner:
         self.encode(step.encode, encoder)
         inputs = self.prepare(step, kv_cache.block_size, encoder.index)
         hidden = self.forward(inputs, kv_cache, encoder)
-        return self.sample(hidden[inputs.sample_rows])
+        return self.sample(hidden[inputs.sample_rows], step.draws)
 
     def prepare(self, step: Step, block_size: int, encoder: EncoderIndex) -> StepInputs:
         """Host to device."""
@@ -104,15 +118,17 @@ class ModelRunner:
                 sample_rows.append(len(ids) - 1)
         spans = [(chunk.start, chunk.stop) for chunk in step.chunks]
         tables = [chunk.sequence.blocks[: blocks_for(chunk.stop, block_size)] for chunk in step.chunks]
+        positions = self._host_positions(step.chunks)
+        on_device = self._upload(ids, positions.reshape(-1), embed_rows, encoder_rows, sample_rows)
         return StepInputs(
-            input_ids=self._tensor(ids),
-            positions=self.positions(step.chunks).to(self._torch_device),
+            input_ids=on_device[0],
+            positions=on_device[1].view(*self.position_axes, -1),
             attention=AttentionMetadata.build(
                 spans, tables, block_size, self._torch_device, [chunk.sequence.runs for chunk in step.chunks]
             ),
-            embed_rows=self._tensor(embed_rows),
-            encoder_rows=self._tensor(encoder_rows),
-            sample_rows=self._tensor(sample_rows),
+            embed_rows=on_device[2],
+            encoder_rows=on_device[3],
+            sample_rows=on_device[4],
         )
 
     @property
@@ -120,12 +136,14 @@ class ModelRunner:
         """Sizes before the tokens in this model's positions."""
         return (1,) if self._traits.axes == 1 else (self._traits.axes, 1)
 
-    def positions(self, chunks: Sequence[Chunk]) -> torch.Tensor:
-        """Positions (*position_axes, T) of the chunks' tokens, on the host."""
-        axes = [
-            [position for chunk in chunks for position in _positions(chunk, axis)] for axis in range(self._traits.axes)
-        ]
-        return torch.tensor(axes, dtype=torch.int64).view(*self.position_axes, -1)
+    def _host_positions(self, chunks: Sequence[Chunk]) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """(axes, T) of the chunks' tokens."""
+        return np.array(
+            [
+                np.concatenate([np.asarray(_positions(chunk, axis), dtype=np.int64) for chunk in chunks])
+                for axis in range(self._traits.axes)
+            ]
+        )
 
     def encode(self, items: Sequence[MediaInputs], encoder: EncoderCache) -> None:
         """See `Encoder.encode`."""
@@ -139,8 +157,29 @@ class ModelRunner:
         """See `Encoder.divisible`."""
         return self._encoder.divisible(item)
 
+    def compile_kernels(self, block_size: int, kv_dtype: str) -> None:
+        """See `Engine.compile_kernels`."""
+        text = self._model.config.get_text_config()
+        heads = text.num_attention_heads
+        shape = AttentionShape(
+            heads=heads,
+            kv_heads=getattr(text, "num_key_value_heads", None) or heads,
+            head_size=getattr(text, "head_dim", None) or text.hidden_size // heads,
+            block_size=block_size,
+            dtype=str(self._model.dtype).removeprefix("torch."),
+            kv_dtype=kv_dtype,
+        )
+        self._backend.warm_up(shape, self._torch_device)
+
     def _tensor(self, values: Sequence[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64).to(self._torch_device)
+
+    def _upload(self, *parts: Sequence[int] | np.ndarray[Any, np.dtype[np.int64]]) -> list[torch.Tensor]:
+        """Numbers as int64 on the device, in one copy."""
+        whole = torch.from_numpy(np.concatenate([np.asarray(part, dtype=np.int64) for part in parts]))
+        return list(
+            torch.split(self._pin(whole).to(self._torch_device, non_blocking=True), [len(part) for part in parts])
+        )
 
     @torch.inference_mode()
     def forward(self, inputs: StepInputs, kv_cache: KVCache, encoder: EncoderCache) -> torch.Tensor:
@@ -173,18 +212,31 @@ class ModelRunner:
         return {"visual_pos_masks": mask, "deepstack_visual_embeds": later}
 
     @torch.inference_mode()
-    def sample(self, hidden: torch.Tensor) -> list[tuple[int, float]]:
-        """The likeliest token after each row (rows, hidden size), with its log-probability."""
+    def sample(self, hidden: torch.Tensor, draws: Sequence[Draw | None]) -> list[tuple[int, float]]:
+        """The token after each row (rows, hidden size), with its log-probability by the model's own distribution: the
+        likeliest, or drawn where the row has a draw."""
         if not hidden.shape[0]:
             return []
-        tokens, logprobs = self.choose(hidden)
+        return self.settle(hidden, *self.choose(hidden), draws)
+
+    def settle(
+        self, hidden: torch.Tensor, tokens: torch.Tensor, logprobs: torch.Tensor, draws: Sequence[Draw | None]
+    ) -> list[tuple[int, float]]:
+        """As `sample`, where the likeliest tokens are known."""
+        drawn = [(row, draw) for row, draw in enumerate(draws) if draw is not None]
+        if drawn:
+            rows = self._tensor([row for row, _ in drawn])
+            logits = self._head(hidden[rows]).float()
+            theirs = draw_tokens(logits, [draw for _, draw in drawn])
+            tokens = tokens.index_copy(0, rows, theirs)
+            logprobs = logprobs.index_copy(0, rows, _logprobs(logits, theirs))
         return list(zip(tokens.tolist(), logprobs.tolist(), strict=True))
 
     def choose(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `sample`, left on the device: tokens (rows) and log-probabilities (rows)."""
+        """The likeliest tokens (rows) after each row and their log-probabilities (rows), left on the device."""
         logits = self._head(hidden).float()
         tokens = logits.argmax(-1)
-        return tokens, logits.log_softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+        return tokens, _logprobs(logits, tokens)
 
     def dummy_step(self, spans: Sequence[tuple[int, int]], kv_cache: KVCache, encoder: EncoderCache) -> None:
         """A step of sequences with those new positions, all on the padding block, every embedding taken from the
@@ -212,7 +264,8 @@ class ModelRunner:
 
     def dummy_logits(self, num_rows: int) -> None:
         hidden = torch.zeros(num_rows, self.hidden_size, dtype=self._model.dtype, device=self._torch_device)
-        self.sample(hidden)
+        # Sorting for `top_p` and noise are what drawing takes most for.
+        self.sample(hidden, [Draw(1.0, 0.5, (0, 0))] * num_rows)
 
 
 def dummy_spans(num_tokens: int, context: int, max_model_len: int, max_num_seqs: int) -> list[tuple[int, int]]:
@@ -229,9 +282,14 @@ def dummy_spans(num_tokens: int, context: int, max_model_len: int, max_num_seqs:
     return [(max_model_len - size, max_model_len) if context else (0, size) for size in sizes]
 
 
-def _positions(chunk: Chunk, axis: int) -> Sequence[int]:
+def _logprobs(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Log-probabilities (rows) of one token a row, by logits (rows, vocabulary)."""
+    return logits.log_softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+
+
+def _positions(chunk: Chunk, axis: int) -> Sequence[int] | np.ndarray[Any, np.dtype[np.int64]]:
     axes = chunk.sequence.axes
-    return range(chunk.start, chunk.stop) if axes is None else axes.span(axis, chunk.start, chunk.stop)
+    return np.arange(chunk.start, chunk.stop) if axes is None else axes.span(axis, chunk.start, chunk.stop)
 
 
 def _encoder_rows(chunk: Chunk, encoder: EncoderIndex) -> Iterator[tuple[int, int]]:

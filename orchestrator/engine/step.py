@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from orchestrator.engine.sampling import Draw, Sampling
+from orchestrator.engine.text import TextStream
 from orchestrator.modality.base import MediaInputs
 
 
@@ -46,6 +48,11 @@ class Axes:
         later = range(max(start, len(known)) + shift, max(stop, len(known)) + shift)
         return [*known[start:stop], *later]
 
+    def at(self, axis: int, position: int) -> int:
+        """Of one token."""
+        known = self.prompt[axis]
+        return known[position] if position < len(known) else known[-1] + 1 - len(known) + position
+
 
 @dataclass(eq=False)
 class OpenRequest:
@@ -56,6 +63,9 @@ class OpenRequest:
         axes: its positions, for a model that wants them on several axes.
         computed: tokens whose keys and values are in the cache.
         locked: hashes of the items it keeps in the encoder cache, by their place in `items`.
+        sampling: how its tokens are drawn; None for the likeliest.
+        text: its text as it grows; None where nobody needs it before the end.
+        told: how many of its tokens its listener has.
     """
 
     prompt: list[int]
@@ -70,6 +80,10 @@ class OpenRequest:
     locked: dict[int, str] = field(default_factory=dict)
     finish_reason: str = ""
     error: str | None = None
+    request_id: str = ""
+    sampling: Sampling | None = None
+    text: TextStream | None = None
+    told: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -129,6 +143,12 @@ class Step:
     @property
     def num_tokens(self) -> int:
         return sum(chunk.stop - chunk.start for chunk in self.chunks)
+
+    @property
+    def draws(self) -> list[Draw | None]:
+        """How the token of each chunk that samples is drawn, in order; None for the likeliest."""
+        sequences = (chunk.sequence for chunk in self.chunks if chunk.samples)
+        return [each.sampling.draw(len(each.output)) if each.sampling else None for each in sequences]
 
 
 @dataclass(frozen=True)

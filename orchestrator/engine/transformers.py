@@ -7,6 +7,7 @@ import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,10 @@ from orchestrator import checkpoint as checkpoints
 from orchestrator.config import Config
 from orchestrator.device.base import Device
 from orchestrator.engine import build, families
-from orchestrator.engine.base import CapturedGraph, KVSpec, Media, Output, Request, WeightsReport
+from orchestrator.engine.base import CapturedGraph, Event, KVSpec, Media, Output, Request, WeightsReport
 from orchestrator.engine.encoder_cache import EncoderCache
-from orchestrator.engine.feed import Feed
-from orchestrator.engine.generate import Limits, Scheduler, run_all
+from orchestrator.engine.feed import worker_count
+from orchestrator.engine.generate import Limits, Scheduler
 from orchestrator.engine.inputs import PromptBuilder
 from orchestrator.engine.kv_cache import KVCache
 from orchestrator.engine.media import RequestError
@@ -28,7 +29,10 @@ from orchestrator.engine.paged_memory import PagedMemory
 from orchestrator.engine.placeholders import placeholders, refuse_without
 from orchestrator.engine.positions import RopeIndex
 from orchestrator.engine.runner import ModelRunner, dummy_spans
+from orchestrator.engine.sampling import Sampling
+from orchestrator.engine.serving import Serving
 from orchestrator.engine.step import OpenRequest, Step, StepRecord
+from orchestrator.engine.text import TextStream, stop_strings
 from orchestrator.engine.weights.base import model_bytes
 from orchestrator.engine.worst_step import WorstStep
 from orchestrator.errors import ConfigError, StageError
@@ -72,6 +76,7 @@ class TransformersEngine:
         self._encoder: EncoderCache | None = None
         self._largest_items: dict[str, int] = {}
         self._scheduler: Scheduler | None = None
+        self._current: Serving | None = None
         self._worst = WorstStep()
         self._replays = True
         self.steps: list[StepRecord] = []
@@ -103,6 +108,7 @@ class TransformersEngine:
             device=torch.device(device.torch_device).type,
             dtype=what.dtype_name,
             head_size=self.kv_spec.head_dim,
+            block_size=config.kv.block_size,
             needs=families.attention_needs(what.config, self.max_model_len),
         )
         for modality, limit in config.mm.limit_per_prompt.model_dump().items():
@@ -118,7 +124,9 @@ class TransformersEngine:
         )
         loader, files = build.fill(model, found, what, config, self._resolve, device.torch_device, events)
         micro_batch = config.encoder.micro_batch
-        runner = ModelRunner(model, backend, device.torch_device, traits, 1 if micro_batch == "auto" else micro_batch)
+        runner = ModelRunner(
+            model, backend, device.torch_device, traits, 1 if micro_batch == "auto" else micro_batch, device.pin
+        )
         rope_index = RopeIndex(model) if traits.axes > 1 else None
         self._loaded = _Loaded(model, runner, prompts, what.eos_ids, rope_index)
         self._encoder = EncoderCache(0, runner.encoder_width, what.dtype, device.torch_device)
@@ -175,6 +183,9 @@ class TransformersEngine:
     def divisible(self, item: MediaInputs) -> bool:
         return self._need().runner.divisible(item)
 
+    def compile_kernels(self) -> None:
+        self._need().runner.compile_kernels(self._config.kv.block_size, self.kv_spec.dtype)
+
     def dummy_step(self, num_tokens: int, context: int) -> None:
         self._worst.computed(num_tokens, context)
         spans = dummy_spans(num_tokens, context, self.max_model_len, self._config.scheduler.max_num_seqs)
@@ -219,24 +230,48 @@ class TransformersEngine:
         """See `Engine`. A request that cannot be served ends with `error`; the others go on.
 
         Raises:
-            StageError: there is no KV cache yet.
+            StageError: there is no KV cache yet, or other requests are being served.
         """
-        encoder = self._need_encoder()
-        memory = self._need_memory()
-        if memory.cache is None:
+        with self._serving(requests, streams=False) as serving:
+            for _ in serving.run():
+                pass
+        return [self._output(request, each) for request, each in zip(requests, serving.sequences, strict=True)]
+
+    def stream(self, requests: Sequence[Request]) -> Iterator[Event]:
+        """See `Engine`; raises what `generate` raises, once the first event is asked for."""
+        with self._serving(requests, streams=True) as serving:
+            yield from serving.events()
+
+    def cancel(self, request_id: str) -> None:
+        serving = self._current
+        if serving is not None:
+            serving.cancel(request_id)
+
+    @contextmanager
+    def _serving(self, requests: Sequence[Request], *, streams: bool) -> Iterator[Serving]:
+        """What serves these requests, and nothing else as long as it is entered."""
+        encoder, memory = self._need_encoder(), self._need_memory()
+        cache = memory.cache
+        if cache is None:
             raise StageError("requests came before allocate_kv")
-        scheduler = Scheduler(self._limits(encoder), memory.cache.block_size, memory.pool, encoder.index)
+        if self._current is not None:
+            raise StageError("other requests are being served: end or close their stream first")
+        scheduler = Scheduler(self._limits(encoder), cache.block_size, memory.pool, encoder.index)
         self._scheduler, self.steps = scheduler, scheduler.records
-        feed = Feed(requests, self._open, scheduler, self._config.scheduler.max_num_seqs)
+        self._current = serving = Serving(
+            requests,
+            partial(self._open, streams=streams),
+            scheduler,
+            lambda step: self._execute(step, cache, encoder),
+            encoder.index,
+            ahead=self._config.scheduler.max_num_seqs,
+            workers=worker_count(),
+            step_tokens=self._config.scheduler.max_num_batched_tokens,
+        )
         try:
-            for step in run_all(scheduler, feed.refill):
-                scheduler.complete(step, self._execute(step, memory.cache, encoder))
+            yield serving
         finally:
-            if scheduler.num_open:
-                # An entry of a step that broke off may never have been written.
-                scheduler.abort()
-                encoder.index.clear()
-        return [self._output(request, sequence) for request, sequence in zip(requests, feed.opened, strict=True)]
+            self._current = None
 
     def _execute(self, step: Step, kv_cache: KVCache, encoder: EncoderCache) -> list[tuple[int, float]]:
         graphs = self._need_memory().graphs
@@ -258,23 +293,42 @@ class TransformersEngine:
             most_item_tokens=self._largest_items,
         )
 
-    def _open(self, request: Request) -> OpenRequest:
+    def _open(self, request: Request, *, streams: bool) -> OpenRequest:
         loaded = self._need()
         try:
+            sampling, stop = Sampling.of(request), stop_strings(request)
             ids, items = loaded.prompts.prompt(request)
             axes = loaded.rope_index.axes(ids, items) if loaded.rope_index else None
         except RequestError as error:
-            return OpenRequest([], request.max_tokens, finish_reason="error", error=str(error))
-        stop_ids = frozenset[int]() if request.ignore_eos else loaded.eos_ids
-        return OpenRequest(ids, request.max_tokens, items, stop_ids, axes)
+            return OpenRequest(
+                [], request.max_tokens, finish_reason="error", error=str(error), request_id=request.request_id
+            )
+        stop_ids = frozenset(request.stop_token_ids)
+        if not request.ignore_eos:
+            stop_ids |= loaded.eos_ids
+        return OpenRequest(
+            ids,
+            request.max_tokens,
+            items,
+            stop_ids,
+            axes,
+            request_id=request.request_id,
+            sampling=sampling,
+            text=TextStream(loaded.prompts.tokenizer, stop) if streams or stop else None,
+        )
 
     def _output(self, request: Request, sequence: OpenRequest) -> Output:
+        if sequence.text is None:
+            text = self._need().prompts.tokenizer.decode(sequence.output, skip_special_tokens=True)
+        else:
+            sequence.text.finish()
+            text = sequence.text.text
         return Output(
             request_id=request.request_id,
             prompt_token_ids=sequence.prompt,
             token_ids=sequence.output,
             logprobs=sequence.logprobs,
-            text=self._need().prompts.tokenizer.decode(sequence.output, skip_special_tokens=True),
+            text=text,
             finish_reason=sequence.finish_reason,
             error=sequence.error,
         )
@@ -305,7 +359,7 @@ class TransformersEngine:
     def close(self) -> None:
         if self._memory is not None:
             self._memory.close()
-        self._loaded = self._memory = self._encoder = self._scheduler = None
+        self._loaded = self._memory = self._encoder = self._scheduler = self._current = None
         # Modules refer to each other; without a collection their memory would stay until some later one.
         gc.collect()
         self._device.empty_cache()

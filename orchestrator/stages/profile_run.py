@@ -82,6 +82,8 @@ def _profile_language_model(ctx: Context, engine: Engine) -> dict[str, Peak]:
     new = min(scheduler.max_num_batched_tokens, scheduler.max_num_seqs * engine.max_model_len)
     # A chunk at the end of the longest sequence reads the most context; without any, nothing is read from the cache.
     context = max(1, engine.max_model_len - new)
+    with ctx.span("compile kernels"):
+        engine.compile_kernels()
     with ctx.span("language_model"), peak_of(ctx.device) as step:
         engine.dummy_step(new, context)
     with ctx.span("logits"), peak_of(ctx.device) as logits:

@@ -99,6 +99,19 @@ class AttentionMetadata:
         )
 
 
+@dataclass(frozen=True)
+class AttentionShape:
+    """What kernels are compiled for: numbers of heads, the size of one, tokens of a block, names of element types."""
+
+    heads: int
+    kv_heads: int
+    head_size: int
+    block_size: int
+    dtype: str
+    kv_dtype: str
+    window: int | None = None
+
+
 class AttentionBackend(ABC):
     """Causal attention of a step's new tokens on everything before them.
 
@@ -119,8 +132,9 @@ class AttentionBackend(ABC):
     abilities: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod
-    def refusal(cls, device: str, dtype: str, head_size: int) -> str | None:
-        """Why this backend cannot serve such a model on such a device; None if it can."""
+    def refusal(cls, device: str, dtype: str, head_size: int, block_size: int | None = None) -> str | None:
+        """Why this backend cannot serve such a model on such a device, with blocks of so many tokens; None if it can.
+        With None the blocks are left out of account."""
         for what, value, allowed in (
             ("devices of kind", device, cls.devices),
             ("the element type", dtype, cls.dtypes),
@@ -135,6 +149,10 @@ class AttentionBackend(ABC):
         """Why this backend cannot serve a model that needs those abilities; None if it can."""
         missing = sorted(needs - cls.abilities)
         return f"the model needs {' and '.join(missing)}, which it does not have" if missing else None
+
+    def warm_up(self, shape: AttentionShape, torch_device: str) -> None:
+        """Compile what calls of this shape will launch. Leaves nothing but the kernels."""
+        return
 
     @abstractmethod
     def attend(

@@ -11,7 +11,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from triton import next_power_of_2
 
 from orchestrator.engine.attention import triton_kernels as kernels
-from orchestrator.engine.attention.base import WINDOW, AttentionBackend, AttentionMetadata
+from orchestrator.engine.attention.base import WINDOW, AttentionBackend, AttentionMetadata, AttentionShape
+from orchestrator.engine.kv_cache import PADDING_BLOCK
 
 _NO_WINDOW = 1 << 30
 _LONG = 512
@@ -30,10 +31,22 @@ class TritonAttention(AttentionBackend):
     abilities: ClassVar[frozenset[str]] = frozenset({WINDOW})
 
     @classmethod
-    def refusal(cls, device: str, dtype: str, head_size: int) -> str | None:
+    def refusal(cls, device: str, dtype: str, head_size: int, block_size: int | None = None) -> str | None:
         if not 16 <= head_size <= 256:
             return f"it takes heads of size 16 to 256, not {head_size}"
-        return super().refusal(device, dtype, head_size)
+        return super().refusal(device, dtype, head_size, block_size)
+
+    def warm_up(self, shape: AttentionShape, torch_device: str) -> None:
+        """See `AttentionBackend`. Triton keeps what it compiled on disk (`~/.triton/cache`, or `TRITON_CACHE_DIR`), so
+        that a later process only loads it."""
+        dtype, kv_dtype = getattr(torch, shape.dtype), getattr(torch, shape.kv_dtype)
+        cache = torch.zeros(1, shape.block_size, shape.kv_heads, shape.head_size, dtype=kv_dtype, device=torch_device)
+        for spans in _variants(shape.kv_heads):
+            meta = AttentionMetadata.build(spans, [[PADDING_BLOCK]] * len(spans), shape.block_size, torch_device)
+            tokens = meta.query_starts[-1]
+            query = torch.zeros(tokens, shape.heads, shape.head_size, dtype=dtype, device=torch_device)
+            new = torch.zeros(tokens, shape.kv_heads, shape.head_size, dtype=dtype, device=torch_device)
+            self.attend(query, new, new, cache, cache, meta, shape.head_size**-0.5)
 
     def attend(
         self,
@@ -56,6 +69,17 @@ class TritonAttention(AttentionBackend):
             else:
                 _prefill(query, k_cache, v_cache, meta, first, stop, scale, output)
         return output
+
+
+def _variants(kv_heads: int) -> Iterator[list[tuple[int, int]]]:
+    """Steps on one block that launch each kernel there is: decodes with each number of splits, and a prefill."""
+    seen: set[int] = set()
+    for num_seqs in (1 << power for power in range(_PROGRAMS.bit_length() + 1)):
+        splits = num_splits(num_seqs, kv_heads)
+        if splits not in seen:
+            seen.add(splits)
+            yield [(0, 1)] * num_seqs
+    yield [(0, 2)]
 
 
 def _prefills(meta: AttentionMetadata, first: int) -> Iterator[tuple[int, int, bool]]:

@@ -42,7 +42,7 @@ def _load(
     return tl.load(cache + rows[:, None] + columns[None, :], mask=used[:, None] & (columns < width)[None, :], other=0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stride_table"])
 def decode_kernel(
     query, k_cache, v_cache, block_tables, seq_lens, partial, maxima, sums,
     scale, window, block_size, width,
@@ -104,7 +104,11 @@ def combine_kernel(
     tl.store(output + at, result.to(output.dtype.element_ty), mask=used)
 
 
-@triton.jit
+@triton.jit(
+    # Neither the width of the tables nor where a step's prefills begin shall compile a kernel of its own.
+    do_not_specialize=["stride_table"],
+    do_not_specialize_on_alignment=["block_tables", "seq_lens", "query_start_loc"],
+)
 def prefill_kernel(
     query, k_cache, v_cache, block_tables, seq_lens, query_start_loc, output,
     scale, window, block_size, width,
