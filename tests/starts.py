@@ -44,7 +44,9 @@ def own(slot: str, name: str) -> str:
 
 
 def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+    """This process's, with the project first on the path and what was there before after it."""
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    return {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore"}
 
 
 def command_line(folder: Path, *arguments: str) -> subprocess.Popen[str]:
