@@ -6,49 +6,29 @@ import asyncio
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from orchestrator import checkpoint as checkpoints
 from orchestrator.config import Config
 from orchestrator.device.base import Device
-from orchestrator.engine import build, families
 from orchestrator.engine.base import CapturedGraph, Event, KVSpec, Media, Output, Request, WeightsReport
 from orchestrator.engine.encoder_cache import EncoderCache
 from orchestrator.engine.feed import worker_count
 from orchestrator.engine.generate import Limits, Scheduler
-from orchestrator.engine.inputs import PromptBuilder
 from orchestrator.engine.kv_cache import KVCache
-from orchestrator.engine.media import RequestError
+from orchestrator.engine.loading import Loaded, load
 from orchestrator.engine.oracle import oracle_logprobs
 from orchestrator.engine.paged_memory import PagedMemory
-from orchestrator.engine.placeholders import placeholders, refuse_without
-from orchestrator.engine.positions import RopeIndex
-from orchestrator.engine.runner import ModelRunner, dummy_spans
-from orchestrator.engine.sampling import Sampling
+from orchestrator.engine.requests import open_request, output_of
+from orchestrator.engine.runner import dummy_spans
 from orchestrator.engine.serving import Serving
-from orchestrator.engine.step import OpenRequest, Step, StepRecord
-from orchestrator.engine.text import TextStream, stop_strings
-from orchestrator.engine.weights.base import model_bytes
+from orchestrator.engine.step import Step, StepRecord
 from orchestrator.engine.worst_step import WorstStep
-from orchestrator.errors import ConfigError, StageError
+from orchestrator.errors import StageError
 from orchestrator.events import Events
 from orchestrator.modality.base import DummyBatch, MediaInputs
-
-
-@dataclass(frozen=True)
-class _Loaded:
-    """What exists once weights are on the device."""
-
-    model: Any
-    runner: ModelRunner
-    prompts: PromptBuilder
-    eos_ids: frozenset[int]
-    rope_index: RopeIndex | None
 
 
 class TransformersEngine:
@@ -71,7 +51,7 @@ class TransformersEngine:
     ) -> None:
         self._config, self._device, self._resolve = config, device, resolve
         self._cache_dir = cache_dir or Path(config.cache.dir).expanduser()
-        self._loaded: _Loaded | None = None
+        self._loaded: Loaded | None = None
         self._memory: PagedMemory | None = None
         self._encoder: EncoderCache | None = None
         self._largest_items: dict[str, int] = {}
@@ -87,55 +67,13 @@ class TransformersEngine:
         return ("torch", "torchvision", "transformers")
 
     def load(self, events: Events, admit: Callable[[int], None] | None = None) -> WeightsReport:
-        config, device = self._config, self._device
-        ranks = config.engine.tensor_parallel_size
-        if ranks != 1:
-            raise ConfigError.of("engine.tensor_parallel_size", "this engine runs on one device; give 1", ranks)
-        found = checkpoints.locate(
-            config.model, make=lambda name: self._resolve("models", name)(), cache_dir=self._cache_dir
-        )
-        checkpoints.check(found, config.model, device.dtypes)
-        what = build.describe(found, config)
-        families.refuse_unsupported(what.config)
-        self.max_model_len = families.resolve_max_model_len(what.config, config.scheduler.max_model_len)
-        self.kv_spec = self._spec(what)
-        self.processor, self.model_config = what.processor, what.config
-        self.encoder_dtype = what.dtype_name
-        self.processor_identity = build.processor_identity(found.folder, config.mm.processor_kwargs)
-        backend = build.attention_backend(
-            config.engine.attention,
-            self._resolve,
-            device=torch.device(device.torch_device).type,
-            dtype=what.dtype_name,
-            head_size=self.kv_spec.head_dim,
-            block_size=config.kv.block_size,
-            needs=families.attention_needs(what.config, self.max_model_len),
-        )
-        for modality, limit in config.mm.limit_per_prompt.model_dump().items():
-            if limit:
-                refuse_without(modality, what.config, what.processor, what.model_class)
-        marks = placeholders(what.config, what.processor, what.model_class)
-        model = build.on_meta(what)
-        if admit is not None:
-            admit(model_bytes(model))
-        traits = families.traits(model)
-        prompts = PromptBuilder(
-            what.processor, marks.texts, marks.embed_ids, config.mm, whole_runs=traits.both_ways, apart=marks.apart
-        )
-        loader, files = build.fill(model, found, what, config, self._resolve, device.torch_device, events)
-        micro_batch = config.encoder.micro_batch
-        runner = ModelRunner(
-            model, backend, device.torch_device, traits, 1 if micro_batch == "auto" else micro_batch, device.pin
-        )
-        rope_index = RopeIndex(model) if traits.axes > 1 else None
-        self._loaded = _Loaded(model, runner, prompts, what.eos_ids, rope_index)
-        self._encoder = EncoderCache(0, runner.encoder_width, what.dtype, device.torch_device)
-        parameters = sum(parameter.numel() for parameter in model.parameters())
-        return WeightsReport(model_bytes(model), parameters, files, loader, what.dtype_name)
-
-    def _spec(self, what: build.Description) -> KVSpec:
-        name = what.dtype_name if self._config.kv.dtype == "auto" else self._config.kv.dtype
-        return families.kv_spec(what.config, name, getattr(torch, name).itemsize)
+        loaded = load(self._config, self._device, self._resolve, self._cache_dir, events, admit)
+        self._loaded = loaded
+        self.kv_spec, self.max_model_len = loaded.kv_spec, loaded.max_model_len
+        self.processor, self.model_config = loaded.what.processor, loaded.what.config
+        self.encoder_dtype, self.processor_identity = loaded.what.dtype_name, loaded.processor_identity
+        self._encoder = EncoderCache(0, loaded.runner.encoder_width, loaded.what.dtype, self._device.torch_device)
+        return loaded.report
 
     def modalities(self) -> tuple[str, ...]:
         return self._need().prompts.modalities
@@ -235,7 +173,8 @@ class TransformersEngine:
         with self._serving(requests, streams=False) as serving:
             for _ in serving.run():
                 pass
-        return [self._output(request, each) for request, each in zip(requests, serving.sequences, strict=True)]
+        loaded = self._need()
+        return [output_of(loaded, request, each) for request, each in zip(requests, serving.sequences, strict=True)]
 
     def stream(self, requests: Sequence[Request]) -> Iterator[Event]:
         """See `Engine`; raises what `generate` raises, once the first event is asked for."""
@@ -260,7 +199,7 @@ class TransformersEngine:
         self._scheduler, self.steps = scheduler, scheduler.records
         self._current = serving = Serving(
             requests,
-            partial(self._open, streams=streams),
+            partial(open_request, self._need(), streams=streams),
             scheduler,
             lambda step: self._execute(step, cache, encoder),
             encoder.index,
@@ -291,46 +230,6 @@ class TransformersEngine:
             max_num_batched_tokens=scheduler.max_num_batched_tokens,
             encoder_compute_budget=int(budget),
             most_item_tokens=self._largest_items,
-        )
-
-    def _open(self, request: Request, *, streams: bool) -> OpenRequest:
-        loaded = self._need()
-        try:
-            sampling, stop = Sampling.of(request), stop_strings(request)
-            ids, items = loaded.prompts.prompt(request)
-            axes = loaded.rope_index.axes(ids, items) if loaded.rope_index else None
-        except RequestError as error:
-            return OpenRequest(
-                [], request.max_tokens, finish_reason="error", error=str(error), request_id=request.request_id
-            )
-        stop_ids = frozenset(request.stop_token_ids)
-        if not request.ignore_eos:
-            stop_ids |= loaded.eos_ids
-        return OpenRequest(
-            ids,
-            request.max_tokens,
-            items,
-            stop_ids,
-            axes,
-            request_id=request.request_id,
-            sampling=sampling,
-            text=TextStream(loaded.prompts.tokenizer, stop) if streams or stop else None,
-        )
-
-    def _output(self, request: Request, sequence: OpenRequest) -> Output:
-        if sequence.text is None:
-            text = self._need().prompts.tokenizer.decode(sequence.output, skip_special_tokens=True)
-        else:
-            sequence.text.finish()
-            text = sequence.text.text
-        return Output(
-            request_id=request.request_id,
-            prompt_token_ids=sequence.prompt,
-            token_ids=sequence.output,
-            logprobs=sequence.logprobs,
-            text=text,
-            finish_reason=sequence.finish_reason,
-            error=sequence.error,
         )
 
     def oracle_logprobs(self, request: Request, output: Output) -> tuple[list[float], list[float]]:
@@ -364,7 +263,7 @@ class TransformersEngine:
         gc.collect()
         self._device.empty_cache()
 
-    def _need(self) -> _Loaded:
+    def _need(self) -> Loaded:
         if self._loaded is None:
             raise StageError("the engine has no weights: load comes first, and close ends it")
         return self._loaded

@@ -1,0 +1,57 @@
+"""A request on its way in, and what became of it on its way out."""
+
+from __future__ import annotations
+
+from orchestrator.engine.base import Output, Request
+from orchestrator.engine.loading import Loaded
+from orchestrator.engine.media import RequestError
+from orchestrator.engine.sampling import Sampling
+from orchestrator.engine.step import OpenRequest
+from orchestrator.engine.text import TextStream, stop_strings
+
+
+def open_request(loaded: Loaded, request: Request, *, streams: bool) -> OpenRequest:
+    """Tokens, media and positions of a request; one that cannot be served is finished with its error.
+
+    Args:
+        streams: whether its text is wanted while it grows.
+    """
+    try:
+        sampling, stop = Sampling.of(request), stop_strings(request)
+        ids, items = loaded.prompts.prompt(request)
+        axes = loaded.rope_index.axes(ids, items) if loaded.rope_index else None
+    except RequestError as error:
+        return OpenRequest(
+            [], request.max_tokens, finish_reason="error", error=str(error), request_id=request.request_id
+        )
+    stop_ids = frozenset(request.stop_token_ids)
+    if not request.ignore_eos:
+        stop_ids |= loaded.what.eos_ids
+    return OpenRequest(
+        ids,
+        request.max_tokens,
+        items,
+        stop_ids,
+        axes,
+        request_id=request.request_id,
+        sampling=sampling,
+        text=TextStream(loaded.prompts.tokenizer, stop) if streams or stop else None,
+    )
+
+
+def output_of(loaded: Loaded, request: Request, sequence: OpenRequest) -> Output:
+    """The output of a finished sequence."""
+    if sequence.text is None:
+        text = loaded.prompts.tokenizer.decode(sequence.output, skip_special_tokens=True)
+    else:
+        sequence.text.finish()
+        text = sequence.text.text
+    return Output(
+        request_id=request.request_id,
+        prompt_token_ids=sequence.prompt,
+        token_ids=sequence.output,
+        logprobs=sequence.logprobs,
+        text=text,
+        finish_reason=sequence.finish_reason,
+        error=sequence.error,
+    )
