@@ -27,6 +27,18 @@ Resolve = Callable[[str, str], Any]
 
 
 @dataclass(frozen=True)
+class Prepared:
+    """What is known of a model before its weights are read."""
+
+    found: checkpoints.Checkpoint
+    what: build.Description
+    backend: AttentionBackend
+    kv_spec: KVSpec
+    max_model_len: int
+    processor_identity: str
+
+
+@dataclass(frozen=True)
 class Loaded:
     """What exists once weights are on the device."""
 
@@ -35,24 +47,11 @@ class Loaded:
     runner: ModelRunner
     prompts: PromptBuilder
     rope_index: RopeIndex | None
-    kv_spec: KVSpec
-    max_model_len: int
-    processor_identity: str
     report: WeightsReport
 
 
-def load(
-    config: Config,
-    device: Device,
-    resolve: Resolve,
-    cache_dir: Path,
-    events: Events,
-    admit: Callable[[int], None] | None = None,
-) -> Loaded:
-    """Find the checkpoint, refuse what cannot be served, and put the weights on the device.
-
-    Args:
-        admit: called with the bytes of the weights before they are read; raises if they must not be.
+def prepare(config: Config, device: Device, resolve: Resolve, cache_dir: Path) -> Prepared:
+    """Find the checkpoint, and refuse what cannot be served.
 
     Raises:
         UserError: the checkpoint, the device or an option cannot work; names it.
@@ -70,22 +69,38 @@ def load(
     for modality, limit in config.mm.limit_per_prompt.model_dump().items():
         if limit:
             refuse_without(modality, what.config, what.processor, what.model_class)
+    identity = build.processor_identity(found.folder, config.mm.processor_kwargs)
+    return Prepared(found, what, backend, spec, max_model_len, identity)
+
+
+def load(
+    prepared: Prepared,
+    config: Config,
+    device: Device,
+    resolve: Resolve,
+    events: Events,
+    admit: Callable[[int], None] | None = None,
+) -> Loaded:
+    """Put the weights on the device.
+
+    Args:
+        admit: called with the bytes of the weights before they are read; raises if they must not be.
+    """
+    what = prepared.what
     model = build.on_meta(what)
     if admit is not None:
         admit(model_bytes(model))
     traits = families.traits(model)
-    loader, files = build.fill(model, found, what, config, resolve, device.torch_device, events)
+    prompts = _prompts(what, config, traits)
+    loader, files = build.fill(model, prepared.found, what, config, resolve, device.torch_device, events)
     micro_batch = 1 if config.encoder.micro_batch == "auto" else config.encoder.micro_batch
     parameters = sum(parameter.numel() for parameter in model.parameters())
     return Loaded(
         what=what,
         model=model,
-        runner=ModelRunner(model, backend, device.torch_device, traits, micro_batch, device.pin),
-        prompts=_prompts(what, config, traits),
+        runner=ModelRunner(model, prepared.backend, device.torch_device, traits, micro_batch, device.pin),
+        prompts=prompts,
         rope_index=RopeIndex(model) if traits.axes > 1 else None,
-        kv_spec=spec,
-        max_model_len=max_model_len,
-        processor_identity=build.processor_identity(found.folder, config.mm.processor_kwargs),
         report=WeightsReport(model_bytes(model), parameters, files, loader, what.dtype_name),
     )
 

@@ -18,7 +18,7 @@ from orchestrator.engine.encoder_cache import EncoderCache
 from orchestrator.engine.feed import worker_count
 from orchestrator.engine.generate import Limits, Scheduler
 from orchestrator.engine.kv_cache import KVCache
-from orchestrator.engine.loading import Loaded, load
+from orchestrator.engine.loading import Loaded, load, prepare
 from orchestrator.engine.oracle import oracle_logprobs
 from orchestrator.engine.paged_memory import PagedMemory
 from orchestrator.engine.requests import open_request, output_of
@@ -67,12 +67,15 @@ class TransformersEngine:
         return ("torch", "torchvision", "transformers")
 
     def load(self, events: Events, admit: Callable[[int], None] | None = None) -> WeightsReport:
-        loaded = load(self._config, self._device, self._resolve, self._cache_dir, events, admit)
+        config, device, resolve = self._config, self._device, self._resolve
+        prepared = prepare(config, device, resolve, self._cache_dir)
+        # Whoever admits the weights asks for these.
+        self.kv_spec, self.max_model_len = prepared.kv_spec, prepared.max_model_len
+        self.processor, self.model_config = prepared.what.processor, prepared.what.config
+        self.encoder_dtype, self.processor_identity = prepared.what.dtype_name, prepared.processor_identity
+        loaded = load(prepared, config, device, resolve, events, admit)
         self._loaded = loaded
-        self.kv_spec, self.max_model_len = loaded.kv_spec, loaded.max_model_len
-        self.processor, self.model_config = loaded.what.processor, loaded.what.config
-        self.encoder_dtype, self.processor_identity = loaded.what.dtype_name, loaded.processor_identity
-        self._encoder = EncoderCache(0, loaded.runner.encoder_width, loaded.what.dtype, self._device.torch_device)
+        self._encoder = EncoderCache(0, loaded.runner.encoder_width, loaded.what.dtype, device.torch_device)
         return loaded.report
 
     def modalities(self) -> tuple[str, ...]:
