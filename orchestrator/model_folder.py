@@ -56,7 +56,8 @@ def find_folder(model: ModelConfig, *, make: Callable[[str], ModelMaker], cache_
     if folder.exists():
         raise ConfigError.of("model.path", f"is a file; give its folder, {folder.parent}", model.path)
     if HUB_ID.fullmatch(model.path):
-        return _from_hub(model.path, model)
+        without_weights = model.model_copy(update={"load_format": "dummy"})
+        return _from_hub(model.path, model, has_maker=maker_for(without_weights, make) is not None)
     raise ConfigError.of("model.path", f"there is no such folder{_near(folder)}", model.path)
 
 
@@ -145,8 +146,12 @@ def _make_once(maker: ModelMaker, target: Path) -> None:
             raise
 
 
-def _from_hub(hub_id: str, model: ModelConfig) -> Path:
-    """The local copy of a hub's model; only the files that a start reads are downloaded."""
+def _from_hub(hub_id: str, model: ModelConfig, *, has_maker: bool) -> Path:
+    """The local copy of a hub's model; only the files that a start reads are downloaded.
+
+    Args:
+        has_maker: whether the model can be started without the hub, with weights that are made.
+    """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
@@ -164,11 +169,10 @@ def _from_hub(hub_id: str, model: ModelConfig) -> Path:
     # Everything else (offline, no copy yet, a broken connection, a proxy's answer) means one thing to the user.
     except Exception as error:
         reason = f"there is no such folder, and the hub's model could not be fetched ({type(error).__name__})"
-    raise ConfigError.of(
-        "model.path",
-        f"{reason}; download it first where there is a network (`hf download {hub_id}`), or {_INSTEAD}",
-        hub_id,
-    )
+    ways = [f"download it first where there is a network (`hf download {hub_id}`)", _INSTEAD]
+    if has_maker:
+        ways.append("take random weights of the real size with model.load_format=dummy")
+    raise ConfigError.of("model.path", f"{reason}; {', or '.join(ways)}", hub_id)
 
 
 def refuse_missing_weights(folder: Path) -> CheckpointError:
