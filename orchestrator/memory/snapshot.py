@@ -64,6 +64,11 @@ class Peak:
     reserved_bytes: int = 0
     kept_bytes: int = 0
 
+    @property
+    def charged_bytes(self) -> int:
+        """What must be left free for the work to run again: what it keeps is held by then."""
+        return max(0, self.reserved_bytes - self.kept_bytes)
+
 
 @contextmanager
 def peak_of(source: MemorySource) -> Iterator[Peak]:

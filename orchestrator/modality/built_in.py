@@ -46,7 +46,10 @@ class LimitedProfiler(ModalityProfiler):
 
 
 class BuiltInProfiler(LimitedProfiler):
-    """A profiler whose `tokens` is arithmetic on the processor's options. It gives 0 for what the processor refuses."""
+    """A profiler whose `tokens` is arithmetic on the processor's options. It gives 0 for what the processor refuses.
+
+    A family writes the rule of each modality in its `modalities`; no other is asked for.
+    """
 
     def tokens(self, modality: str, shape: tuple[int, ...]) -> int:
         rules: dict[str, Callable[..., int]] = {

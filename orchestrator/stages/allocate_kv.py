@@ -70,7 +70,7 @@ def _rehearse(ctx: Context, engine: Engine) -> None:
         with ctx.span("rehearsal"), peak_of(ctx.device) as peak:
             engine.repeat_worst_step()
             ctx.device.synchronize()
-        ctx.ledger.charge("peak_activation", max(0, peak.reserved_bytes - peak.kept_bytes))
+        ctx.ledger.charge("peak_activation", peak.charged_bytes)
         ctx.metrics.update(rehearsed_bytes=peak.reserved_bytes, rehearsed_allocated_bytes=peak.above_bytes)
     ctx.device.empty_cache()
     ctx.ledger.read_at_rest(ctx.device.snapshot())

@@ -62,7 +62,7 @@ def profile_encoder(
         tokens={modality: dummy.items[modality].num_embeds for modality in most},
         micro_batch=profile.micro_batch,
         most=most,
-        peaks={modality: charged(profile.parts[f"encoder.{modality}"]) for modality in most},
+        peaks={modality: profile.parts[f"encoder.{modality}"].charged_bytes for modality in most},
         budget=min(budget.compute_budget, budget.cache_size),
     )
     if len(mix) > 1:
@@ -70,11 +70,6 @@ def profile_encoder(
         profile.parts[MIXED] = _measured(ctx, engine, dummy, MIXED, mix)
     profile.items = steps
     return profile
-
-
-def charged(peak: Peak) -> int:
-    """What must be left free for the work to run again."""
-    return max(0, peak.reserved_bytes - peak.kept_bytes)
 
 
 def worst_mix(
@@ -172,7 +167,7 @@ class _Search:
         self._engine.set_micro_batch({modality: count}, self._profile.piece_tokens)
         peak = _measured(self._ctx, self._engine, self._dummy, f"try {name} {modality}", {modality: count})
         self._profile.trials_kept_bytes += peak.kept_bytes
-        taken = charged(peak)
+        taken = peak.charged_bytes
         self._profile.trials.setdefault(modality, {})[name] = taken
         return taken
 

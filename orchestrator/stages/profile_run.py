@@ -9,7 +9,7 @@ from orchestrator.memory.snapshot import Peak, peak_of
 from orchestrator.modality.base import DummyBatch
 from orchestrator.modality.budget import EncoderBudget, encoder_budget
 from orchestrator.stage import Context, Stage, StageConfig
-from orchestrator.stages.encoder_profile import charged, profile_encoder
+from orchestrator.stages.encoder_profile import profile_encoder
 from orchestrator.units import format_size
 
 
@@ -33,9 +33,9 @@ class ProfileRun(Stage[ProfileRunConfig]):
         ctx.ledger.charge("encoder_cache", engine.reserve_encoder_cache(budget.cache_size))
         parts = _profile_language_model(ctx, engine)
         # After the language model: what is reserved for that is the encoder's to use as well.
-        encoder = profile_encoder(ctx, engine, dummy, budget, max(charged(peak) for peak in parts.values()))
+        encoder = profile_encoder(ctx, engine, dummy, budget, max(peak.charged_bytes for peak in parts.values()))
         parts |= encoder.parts
-        peaks = {part: charged(peak) for part, peak in parts.items()}
+        peaks = {part: peak.charged_bytes for part, peak in parts.items()}
         shapes = {modality: item.shape for modality, item in dummy.items.items()}
         profile = Profile(
             peaks=peaks,

@@ -42,7 +42,7 @@ class ReferenceAttention(AttentionBackend):
             fresh = rows.stop - rows.start
             runs = meta.both_ways[index] if meta.both_ways else ()
             if fresh == length and not runs and (meta.window is None or meta.window >= length):
-                output[rows] = _attend(query[rows], key[rows], value[rows], scale, causal=fresh > 1)
+                output[rows] = dense(query[rows], key[rows], value[rows], scale, causal=fresh > 1)
                 continue
             # Keys that no row looks at any more are not read.
             first = 0 if meta.window is None else max(0, length - fresh - meta.window + 1)
@@ -57,7 +57,7 @@ class ReferenceAttention(AttentionBackend):
                 seen = max([stop, *(run[1] for run in runs if run[0] < stop)])
                 mask = _mask(stop - (piece.stop - piece.start), stop, first, seen, meta.window, runs, query.device)
                 near = slice(0, seen - first)
-                output[piece] = _attend(query[piece], keys[near], values[near], scale, mask=mask)
+                output[piece] = dense(query[piece], keys[near], values[near], scale, mask=mask)
         return output
 
 
@@ -88,7 +88,7 @@ def _mask(
     return mask if window is None else mask.triu_(start - first - window + 1)
 
 
-def _attend(
+def dense(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -97,6 +97,7 @@ def _attend(
     causal: bool = False,
     mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
+    """PyTorch's attention on keys and values as they lie; all (tokens, heads, head size)."""
     query, key, value = (tensor.transpose(0, 1).unsqueeze(0) for tensor in (query, key, value))
     grouped = query.shape[1] != key.shape[1]
     output = scaled_dot_product_attention(

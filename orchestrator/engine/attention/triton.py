@@ -7,11 +7,11 @@ from itertools import pairwise
 from typing import Any, ClassVar
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 from triton import next_power_of_2
 
 from orchestrator.engine.attention import triton_kernels as kernels
 from orchestrator.engine.attention.base import WINDOW, AttentionBackend, AttentionMetadata, AttentionShape
+from orchestrator.engine.attention.reference import dense
 from orchestrator.engine.kv_cache import PADDING_BLOCK
 
 _NO_WINDOW = 1 << 30
@@ -65,7 +65,7 @@ class TritonAttention(AttentionBackend):
         for first, stop, whole in _prefills(meta, decodes):
             if whole:
                 rows = slice(meta.query_starts[first], meta.query_starts[stop])
-                output[rows] = _causal(query[rows], key[rows], value[rows], scale)
+                output[rows] = dense(query[rows], key[rows], value[rows], scale, causal=True)
             else:
                 _prefill(query, k_cache, v_cache, meta, first, stop, scale, output)
         return output
@@ -95,14 +95,6 @@ def _prefills(meta: AttentionMetadata, first: int) -> Iterator[tuple[int, int, b
             pending = index + 1
     if pending < meta.num_seqs:
         yield pending, meta.num_seqs, False
-
-
-def _causal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
-    """Attention of one new sequence on itself; all (tokens, heads, head size)."""
-    q, k, v = (tensor.transpose(0, 1).unsqueeze(0) for tensor in (query, key, value))
-    grouped = q.shape[1] != k.shape[1]
-    output = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
-    return output.squeeze(0).transpose(0, 1)
 
 
 def num_splits(num_seqs: int, num_kv_heads: int) -> int:
