@@ -1,4 +1,5 @@
-"""Whether a start keeps its promises, watched from outside: `python -m tests.gpu.promises MODEL [--quick] [--cpu]`.
+"""Whether a start keeps its promises, watched from outside:
+`python -m tests.gpu.promises MODEL [--quick] [--parts A,B] [--cpu]`.
 
 Prints one JSON line: for each start the share, the ceiling, the peak that the process really held (read every 10 ms,
 from before the start until it has served a load), KV cache, free memory and residual; then what is not as it should be.
@@ -21,6 +22,8 @@ from tests.gpu.drive import Watch, Worker
 RESIDUAL = 64 * MiB
 FEW_GRAPHS = "graphs.sizes=[8,1]"
 NO_VERIFY = "~stage@stages.verify"
+PARTS = ("ceilings", "capture_lists", "given_back", "nearly_equal_limits", "several", "unlisted")
+QUICK_SHARES = [(0.99, "keep"), (0.3, "keep"), (0.9, "none")]
 
 
 @dataclass
@@ -98,13 +101,15 @@ def several_in_one_process(worker: Worker, found: Findings) -> dict[str, Any]:
     non_torch: list[int] = []
     for step, util in (("a", 0.3), ("b", 0.3), ("c", 0.3), ("-b", 0), ("d", 0.3), ("-a", 0), ("-c", 0), ("-d", 0)):
         if step.startswith("-"):
-            worker.ask("close", name=step[1:])
+            if caches[step[1:]]:
+                worker.ask("close", name=step[1:])
             continue
         caches[step] = kv_of(worker, step, found, f"gpu.util={util}", non_torch=non_torch)
     for step in ("e", "f"):
         caches[step] = kv_of(worker, step, found, "gpu.util=0.25", non_torch=non_torch)
     for step in ("e", "f"):
-        worker.ask("close", name=step)
+        if caches[step]:
+            worker.ask("close", name=step)
     found.expect(min(non_torch) >= 0, f"non-torch {non_torch}")
     found.expect(caches["d"] >= 0.98 * caches["b"], f"what was dropped is not used again: {caches}")
     return {"kv_bytes": caches, "non_torch_bytes": non_torch}
@@ -191,25 +196,39 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
     parser.add_argument("--quick", action="store_true", help="fewer starts, for a model that loads slowly")
+    parser.add_argument("--parts", type=lambda text: text.split(","), default=PARTS, help=f"of {','.join(PARTS)}")
     parser.add_argument("--cpu", action="store_true", help="the embedded model, to try this program without a GPU")
     given = parser.parse_args()
-    shares = [(0.99, "keep"), (0.3, "keep"), (0.9, "none")] if given.quick else all_shares()
-    lengths = (8, 0) if given.quick else (1, 8, 35, 67, 0)
+    unknown = set(given.parts) - set(PARTS)
+    if unknown:
+        parser.error(f"--parts: {','.join(sorted(unknown))} is none of {','.join(PARTS)}")
     found, overrides = Findings(), common(given.model, given.cpu)
     result: dict[str, Any] = {"model": given.model}
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        with Worker(folder, overrides) as worker, Watch(worker.pid, cpu=given.cpu) as watch:
-            ceilings(worker, watch, shares, found)
-            result["capture_lists"] = capture_lists(worker, found, lengths)
-            result["kv_bytes_given_back"] = given_back(worker, found)
-            result["nearly_equal_limits"] = nearly_equal_limits(worker, found)
-            if not given.quick:
-                result["several_in_one_process"] = several_in_one_process(worker, found)
-        if not given.quick:
+        if set(given.parts) - {"unlisted"}:
+            with Worker(folder, overrides) as worker, Watch(worker.pid, cpu=given.cpu) as watch:
+                in_one_process(worker, watch, given.parts, given.quick, result, found)
+        if "unlisted" in given.parts and not given.quick:
             result["unlisted"] = unlisted(folder, overrides, found)
     print(json.dumps({**result, "starts": found.rows, "broken": found.broken}))
     sys.exit(1 if found.broken else 0)
+
+
+def in_one_process(
+    worker: Worker, watch: Watch, parts: Sequence[str], quick: bool, result: dict[str, Any], found: Findings
+) -> None:
+    """The chosen parts that need only one process, one after the other."""
+    if "ceilings" in parts:
+        ceilings(worker, watch, QUICK_SHARES if quick else all_shares(), found)
+    if "capture_lists" in parts:
+        result["capture_lists"] = capture_lists(worker, found, (8, 0) if quick else (1, 8, 35, 67, 0))
+    if "given_back" in parts:
+        result["kv_bytes_given_back"] = given_back(worker, found)
+    if "nearly_equal_limits" in parts:
+        result["nearly_equal_limits"] = nearly_equal_limits(worker, found)
+    if "several" in parts and not quick:
+        result["several_in_one_process"] = several_in_one_process(worker, found)
 
 
 def all_shares() -> list[tuple[float, str]]:

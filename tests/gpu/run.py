@@ -60,8 +60,10 @@ CASES = (
     Case("sweep", program="tests.gpu.sweep"),
     Case("media", program="tests.gpu.media"),
     Case("throughput", program="tests.gpu.throughput"),
+    Case("step_profile", program="tests.gpu.step_profile"),
     Case("promises_opt_125m", ("opt_125m",), program="tests.gpu.promises"),
     Case("promises_internvl2_5_8b", ("internvl2_5_8b", "--quick"), program="tests.gpu.promises"),
+    Case("engines_internvl2_5_8b", ("internvl2_5_8b", "--parts", "ceilings,several,unlisted"), "tests.gpu.promises"),
     Case("neighbours_opt_125m", ("opt_125m",), program="tests.gpu.neighbours"),
     Case("neighbours_internvl2_5_8b", ("internvl2_5_8b",), program="tests.gpu.neighbours"),
 )
