@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from orchestrator.errors import UserError, near_miss
 from orchestrator.records import FILE_NAME, RunRecord, read_record
 from orchestrator.report.compare import compare
+from orchestrator.report.flat import as_csv, as_markdown
 from orchestrator.report.html import page
 from orchestrator.report.layout import one_line
 from orchestrator.report.text import closing_line, table
@@ -27,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         records = [_read(path) for given in arguments.runs for path in _run_folders(given)]
         if arguments.html:
             _write(arguments.html, page(records))
-        sys.stdout.write((_json(records) if arguments.json else _text(records)) + "\n")
+        sys.stdout.write(_shown(records, arguments) + "\n")
         sys.stdout.flush()
     except UserError as error:
         sys.stderr.write(f"error: {error}\n")
@@ -46,7 +47,10 @@ def _parser() -> argparse.ArgumentParser:
         "runs", nargs="+", type=Path, metavar="RUN_DIR", help="a run's folder, its run.json, or a folder of run folders"
     )
     parser.add_argument("--html", type=Path, metavar="FILE", help="also write a page of HTML")
-    parser.add_argument("--json", action="store_true", help="print the record as JSON; of several, a list")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print the record as JSON; of several, a list")
+    form.add_argument("--csv", action="store_true", help="print a line of comma-separated values a run")
+    form.add_argument("--md", action="store_true", help="print a table of Markdown, a line a run")
     return parser
 
 
@@ -96,6 +100,14 @@ def _write(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UserError(f"--html {path}: cannot be written: {error.strerror}") from None
+
+
+def _shown(records: Sequence[RunRecord], arguments: argparse.Namespace) -> str:
+    if arguments.json:
+        return _json(records)
+    if arguments.csv or arguments.md:
+        return as_csv(records) if arguments.csv else as_markdown(records)
+    return _text(records)
 
 
 def _json(records: Sequence[RunRecord]) -> str:

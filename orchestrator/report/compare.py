@@ -38,12 +38,13 @@ def comparison(records: Sequence[RunRecord], settings: Sequence[str]) -> list[Ta
 
 def differing(records: Sequence[RunRecord]) -> list[str]:
     """Dotted names of the settings, versions and devices that are not the same in all runs."""
-    flat = [_flat(record) for record in records]
+    flat = [settings_of(record) for record in records]
     names = dict.fromkeys(chain.from_iterable(flat))
     return [name for name in names if any(one.get(name) != flat[0].get(name) for one in flat)]
 
 
-def _flat(record: RunRecord) -> dict[str, str]:
+def settings_of(record: RunRecord) -> dict[str, str]:
+    """What a run was given and met: settings, versions and device by their dotted names."""
     device = {name: record.device.get(name) for name in ("kind", "name", "total_bytes")}
     # Where the record went differs in every comparison and tells nothing.
     config = {name: node for name, node in _leaves(record.config, "") if name != "run.dir"}
@@ -58,7 +59,7 @@ def _leaves(value: Any, name: str) -> list[tuple[str, str]]:
 
 
 def _settings(records: Sequence[RunRecord], names: Sequence[str]) -> list[Row]:
-    flat = [_flat(record) for record in records]
+    flat = [settings_of(record) for record in records]
     return [Row(name, tuple(one.get(name, "-") for one in flat)) for name in names]
 
 
