@@ -24,9 +24,21 @@ _MAX_HEADER_BYTES = 100_000_000
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where in a model a tensor of a file goes: the name of the model's tensor, and the row of it where the bytes
+    begin; None where they are all of it."""
+
+    name: str
+    first_row: int | None = None
+
+
+@dataclass(frozen=True)
 class TensorEntry:
-    """One tensor of a file. `start` and `end` are offsets in bytes from the start of the file; `dtype` is the format's
-    name, such as BF16."""
+    """One tensor of a file, or some rows of it.
+
+    `start` and `end` are offsets in bytes from the start of the file; `dtype` is the format's name, such as BF16;
+    `place` is known where a layout says it, else the loader finds it by the name.
+    """
 
     name: str
     dtype: str
@@ -34,6 +46,7 @@ class TensorEntry:
     file: Path
     start: int
     end: int
+    place: Place | None = None
 
     @property
     def nbytes(self) -> int:

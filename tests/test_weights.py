@@ -15,15 +15,16 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from orchestrator.checkpoint import Checkpoint, locate
-from orchestrator.config import ModelConfig
-from orchestrator.engine.weights.base import model_bytes
+from orchestrator.config import ModelConfig, WeightsConfig
+from orchestrator.device.cpu import CpuDevice
+from orchestrator.engine.weights.base import WeightsLoader, model_bytes
 from orchestrator.engine.weights.dummy import DummyLoader
-from orchestrator.engine.weights.reader import TensorReader
 from orchestrator.engine.weights.safetensors import SafetensorsLoader
 from orchestrator.errors import CheckpointError
 
 T: Any = transformers
 VOCAB = 96
+OPTIONS = WeightsConfig(loader="auto", io="auto", threads="auto", chunk_bytes="auto")
 TEXT: dict[str, Any] = dict(
     hidden_size=32,
     intermediate_size=48,
@@ -150,9 +151,11 @@ def _on_meta(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
         return _auto(config).from_config(config, dtype=dtype)
 
 
-def _load(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
+def _load(folder: Path, dtype: torch.dtype = torch.float32, loader: type[WeightsLoader] = SafetensorsLoader) -> Any:
     model = _on_meta(folder, dtype)
-    SafetensorsLoader().load(model, _checkpoint(folder), device="cpu", dtype=dtype, seed=0, progress=Counted())
+    loader().load(
+        model, _checkpoint(folder), device=CpuDevice(), dtype=dtype, seed=0, progress=Counted(), options=OPTIONS
+    )
     return model
 
 
@@ -212,7 +215,9 @@ def test_modules_kept_in_float32_stay_so(tmp_path: Path) -> None:
     with torch.device("meta"):
         model = T.T5ForConditionalGeneration._from_config(config, dtype=torch.float16)
     checkpoint = _checkpoint(tmp_path)
-    SafetensorsLoader().load(model, checkpoint, device="cpu", dtype=torch.float16, seed=0, progress=Counted())
+    SafetensorsLoader().load(
+        model, checkpoint, device=CpuDevice(), dtype=torch.float16, seed=0, progress=Counted(), options=OPTIONS
+    )
     _assert_same(model, T.T5ForConditionalGeneration.from_pretrained(tmp_path, dtype=torch.float16))
     assert model.decoder.block[0].layer[2].DenseReluDense.wo.weight.dtype == torch.float32
 
@@ -220,10 +225,26 @@ def test_modules_kept_in_float32_stay_so(tmp_path: Path) -> None:
 def test_shards_and_progress(tmp_path: Path) -> None:
     _save(_internvl(), tmp_path, max_shard_size="60KB")
     checkpoint, model, progress = _checkpoint(tmp_path), _on_meta(tmp_path), Counted()
-    files = SafetensorsLoader().load(model, checkpoint, device="cpu", dtype=torch.float32, seed=0, progress=progress)
+    files = SafetensorsLoader().load(
+        model, checkpoint, device=CpuDevice(), dtype=torch.float32, seed=0, progress=progress, options=OPTIONS
+    )
     assert files == len(checkpoint.weight_files) > 2
     assert progress.total == checkpoint.total_bytes
     _assert_same(model, _reference(tmp_path))
+
+
+def test_parameters_lie_in_one_allocation_in_the_order_of_the_file(tmp_path: Path) -> None:
+    _save(_llama(), tmp_path, max_shard_size="30KB")
+    checkpoint, model = _checkpoint(tmp_path), _load(tmp_path)
+    parameters = list(model.parameters())
+    assert len({parameter.untyped_storage().data_ptr() for parameter in parameters}) == 1
+    assert all(parameter.storage_offset() * parameter.itemsize % 256 == 0 for parameter in parameters)
+    size = sum(parameter.nbytes for parameter in parameters)
+    assert size <= parameters[0].untyped_storage().nbytes() < size + 256 * len(parameters)
+    places = {name: parameter.data_ptr() for name, parameter in model.named_parameters()}
+    in_file = [places[entry.name] for entry in checkpoint.tensors if entry.name in places]
+    assert in_file == sorted(in_file)
+    assert len(in_file) == len(parameters)
 
 
 def test_tied_weights_are_one_tensor(tmp_path: Path) -> None:
@@ -303,23 +324,20 @@ def test_a_file_cut_off_after_the_headers_were_read_names_the_tensor(llama: Path
     with last.file.open("r+b") as file:
         file.truncate(last.end - 8)
     with pytest.raises(CheckpointError, match=re.escape(last.name)):
-        SafetensorsLoader().load(model, checkpoint, device="cpu", dtype=torch.float32, seed=0, progress=Counted())
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_reading_in_chunks(dtype: torch.dtype, llama: Path) -> None:
-    entry = max(_checkpoint(llama).tensors, key=lambda entry: entry.nbytes)
-    target, progress = torch.empty(entry.shape, dtype=dtype), Counted()
-    with TensorReader(progress, chunk_bytes=100) as reader:
-        reader.read_into(entry, target)
-    assert torch.equal(target, load_file(entry.file)[entry.name].to(dtype))
-    assert progress.total == entry.nbytes
+        SafetensorsLoader().load(
+            model, checkpoint, device=CpuDevice(), dtype=torch.float32, seed=0, progress=Counted(), options=OPTIONS
+        )
 
 
 def _dummy(folder: Path, seed: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Any, Counted]:
     model, progress = _on_meta(folder, dtype), Counted()
     checkpoint = _checkpoint(folder, "dummy")
-    assert DummyLoader().load(model, checkpoint, device="cpu", dtype=dtype, seed=seed, progress=progress) == 0
+    assert (
+        DummyLoader().load(
+            model, checkpoint, device=CpuDevice(), dtype=dtype, seed=seed, progress=progress, options=OPTIONS
+        )
+        == 0
+    )
     assert progress.total == model_bytes(model)
     return model, progress
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -50,6 +51,32 @@ class Reserved(Protocol):
         """Unmap everything. May be called again."""
 
 
+@dataclass(frozen=True)
+class HostBuffer:
+    """Host memory from a page on, as a tensor of bytes and as what a file can be read into."""
+
+    tensor: Any
+    view: memoryview
+
+
+class Lane(Protocol):
+    """One thread's own way to the device: host buffers that it fills in turn, and copies out of them that run while
+    the next one is filled. Used by the thread that entered it."""
+
+    def buffer(self) -> HostBuffer:
+        """The next buffer; waits until what it held is copied. Everything from the one before has been given by now."""
+
+    def copy(self, target: Any, source: Any, stored: Any) -> None:
+        """Copy, perhaps after this returns.
+
+        Args:
+            target: on the device, of one dimension.
+            source: a part of the latest buffer, bytes.
+            stored: the element type that the bytes are; `uint8` takes them as they are. Another one than the target's
+                is converted there, and then the part may be no longer than the lane's scratch.
+        """
+
+
 @runtime_checkable
 class Device(Protocol):
     """One device, opened: its context exists and its memory can be read."""
@@ -83,7 +110,8 @@ class Device(Protocol):
         """Why memory cannot be mapped into reserved addresses here; None if it can."""
 
     def open(self) -> None:
-        """Make the context. The first thing that takes memory."""
+        """Make the context. The first thing that takes memory. Called again, it makes an open device the current one of
+        the calling thread."""
 
     def info(self) -> DeviceInfo: ...
 
@@ -101,6 +129,10 @@ class Device(Protocol):
         """A host tensor's numbers where a copy of them to the device need not be waited for: in pinned memory, or as
         they are where that makes no difference."""
 
+    def lane(self, size: int, scratch_bytes: int = 0) -> AbstractContextManager[Lane]:
+        """A lane with buffers of `size` bytes and `scratch_bytes` of the device for parts that are converted; waits at
+        its end for its copies."""
+
     def synchronize(self) -> None:
         """Wait until all work given to the device is done."""
 
@@ -115,7 +147,7 @@ class Device(Protocol):
         """Memory for graphs that may share it: those of which only one runs at a time."""
 
     def capture(self, work: Callable[[], Any], pool: Any) -> Graph:
-        """Run `work` once for real, then capture it. Only where `supports_graphs`.
+        """Capture `work`; the first one of a start is run once for real before. Only where `supports_graphs`.
 
         Args:
             work: launches work on tensors that outlive the graph; returns tensors.

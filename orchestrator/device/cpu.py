@@ -7,13 +7,15 @@ import platform
 import resource
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from orchestrator.device.base import DeviceInfo, Graph, Reserved
+from orchestrator.device.base import DeviceInfo, Graph, Lane, Reserved
 from orchestrator.device.cgroup import cgroup_limit
+from orchestrator.device.host_lane import host_lane
 from orchestrator.errors import StageError
 from orchestrator.memory.snapshot import Snapshot
 from orchestrator.units import MiB
@@ -77,6 +79,9 @@ class CpuDevice:
 
     def pin(self, tensor: Any) -> Any:
         return tensor
+
+    def lane(self, size: int, scratch_bytes: int = 0) -> AbstractContextManager[Lane]:
+        return host_lane(size)
 
     def synchronize(self) -> None:
         return None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import Any
 
-from orchestrator.device.base import DeviceInfo, Graph, Reserved
+from orchestrator.device.base import DeviceInfo, Graph, Lane, Reserved
+from orchestrator.device.host_lane import host_lane
 from orchestrator.errors import DeviceOutOfMemoryError
 from orchestrator.memory.snapshot import Snapshot, Source
 
@@ -126,6 +128,9 @@ class FakeDevice:
 
     def pin(self, tensor: Any) -> Any:
         return tensor
+
+    def lane(self, size: int, scratch_bytes: int = 0) -> AbstractContextManager[Lane]:
+        return host_lane(size)
 
     def synchronize(self) -> None:
         return None

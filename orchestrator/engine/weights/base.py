@@ -1,17 +1,19 @@
-"""What every way of filling a model needs: allocate once, restore what no checkpoint holds, check the result."""
+"""What every way of filling a model needs: restore what no checkpoint holds, check the result."""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol, cast
 
 import torch
-from transformers.core_model_loading import build_glob_alternation
 
 from orchestrator.checkpoint import Checkpoint
-from orchestrator.errors import CheckpointError
+from orchestrator.config import WeightsConfig
+from orchestrator.device.base import Device
+from orchestrator.engine.weights.slabs import own_tensors
+from orchestrator.errors import CheckpointError, ConfigError
 from orchestrator.events import Progress
 
 _SHOWN = 5
@@ -27,20 +29,22 @@ class WeightsLoader(Protocol):
         model: torch.nn.Module,
         checkpoint: Checkpoint,
         *,
-        device: str,
+        device: Device,
         dtype: torch.dtype,
         seed: int,
         progress: Progress,
+        options: WeightsConfig,
     ) -> int:
         """Put every parameter and buffer of `model` on `device`, tied where the model ties, in evaluation mode.
 
         Args:
             model: a transformers `PreTrainedModel` on the meta device, built in `dtype`.
             checkpoint: where the weights are.
-            device: as torch names it.
+            device: opened.
             dtype: the element type that the model was built in; parts that the model keeps in float32 stay so.
             seed: for loaders that make weights.
             progress: advanced in bytes, `checkpoint.total_bytes` in all; without files, `model_bytes(model)`.
+            options: of the configuration's node `weights`; a loader takes what it understands.
 
         Returns:
             The number of files read.
@@ -48,6 +52,25 @@ class WeightsLoader(Protocol):
         Raises:
             CheckpointError: names the tensors that are missing, unused, cut off or of another shape.
         """
+
+
+def refuse_without_files(checkpoint: Checkpoint, loader: str, *, native_only: bool = False) -> None:
+    """Refuse a checkpoint that a loader of files has nothing to read from.
+
+    Args:
+        native_only: whether the loader reads no other layout than transformers' own.
+
+    Raises:
+        ConfigError: names the loader and what would work.
+    """
+    if not checkpoint.weight_files:
+        raise ConfigError.of(
+            "weights.loader", "reads files, and model.load_format=dummy has none; give auto or dummy", loader
+        )
+    if native_only and checkpoint.is_original:
+        raise ConfigError.of(
+            "weights.loader", f"does not read the layout of {checkpoint.folder}; give auto or safetensors", loader
+        )
 
 
 def model_bytes(model: torch.nn.Module) -> int:
@@ -58,51 +81,6 @@ def model_bytes(model: torch.nn.Module) -> int:
 def tie(model: torch.nn.Module) -> None:
     """Make tied names one tensor, as the model's configuration says; on the meta device it costs nothing."""
     cast(Any, model).tie_weights(recompute_mapping=False)
-
-
-def allocate(model: torch.nn.Module, device: str, dtype: torch.dtype) -> None:
-    """Replace what is on the meta device: parameters by uninitialised memory, buffers by zeros.
-
-    Tensors that are shared stay shared, so that tied weights are never allocated twice.
-    """
-    element_type = _element_types(model, dtype)
-    # The old tensors stay in here until the end: a freed one's id could be given to another.
-    made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-    for prefix, module in model.named_modules():
-        for name, old in _own_tensors(module):
-            if id(old) not in made:
-                full_name = f"{prefix}.{name}" if prefix else name
-                made[id(old)] = (old, _on_device(old, device, element_type(full_name) or old.dtype))
-            new = made[id(old)][1]
-            if isinstance(new, torch.nn.Parameter):
-                module._parameters[name] = new
-            else:
-                module._buffers[name] = new
-
-
-def _own_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    for tensors in (module._parameters, module._buffers):
-        for name, tensor in list(tensors.items()):
-            if tensor is not None:
-                yield name, tensor
-
-
-def _on_device(old: torch.Tensor, device: str, dtype: torch.dtype) -> torch.Tensor:
-    if isinstance(old, torch.nn.Parameter):
-        return torch.nn.Parameter(torch.empty(old.shape, dtype=dtype, device=device), requires_grad=False)
-    return torch.zeros(old.shape, dtype=old.dtype, device=device) if old.is_meta else old.to(device)
-
-
-def _element_types(model: torch.nn.Module, dtype: torch.dtype) -> Callable[[str], torch.dtype | None]:
-    """A function from a parameter's name to the type that the model insists on for it, or None."""
-    plan: dict[str, torch.dtype] = cast(Any, model)._get_dtype_plan(dtype)
-    pattern, group_names, _ = build_glob_alternation(list(plan))
-
-    def element_type(name: str) -> torch.dtype | None:
-        match = pattern.search(name) if plan else None
-        return plan[group_names[match.lastgroup or ""]] if match else None
-
-    return element_type
 
 
 @torch.no_grad()
@@ -127,7 +105,7 @@ def finish(model: torch.nn.Module, filled: Iterable[torch.Tensor]) -> None:
 
 def _on_meta(model: torch.nn.Module) -> Iterator[str]:
     for prefix, module in model.named_modules():
-        for name, value in (*_own_tensors(module), *vars(module).items()):
+        for name, value in (*own_tensors(module), *vars(module).items()):
             if isinstance(value, torch.Tensor) and value.is_meta:
                 yield f"{prefix}.{name}" if prefix else name
 

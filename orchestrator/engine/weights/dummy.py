@@ -7,7 +7,10 @@ import hashlib
 import torch
 
 from orchestrator.checkpoint import Checkpoint
-from orchestrator.engine.weights.base import allocate, finish, tie
+from orchestrator.config import WeightsConfig
+from orchestrator.device.base import Device
+from orchestrator.engine.weights.base import finish, tie
+from orchestrator.engine.weights.slabs import allocate
 from orchestrator.events import Progress
 
 _STD = 0.02
@@ -22,15 +25,16 @@ class DummyLoader:
         model: torch.nn.Module,
         checkpoint: Checkpoint,
         *,
-        device: str,
+        device: Device,
         dtype: torch.dtype,
         seed: int,
         progress: Progress,
+        options: WeightsConfig,
     ) -> int:
         """Fill `model`; see `WeightsLoader.load`."""
         tie(model)
-        allocate(model, device, dtype)
-        generator = torch.Generator(device)
+        allocate(model, device.torch_device, dtype)
+        generator = torch.Generator(device.torch_device)
         for name, parameter in model.named_parameters():
             generator.manual_seed(_seed_of(seed, name))
             _fill(name, parameter, generator)

@@ -34,7 +34,8 @@ class Assignment:
     """Where each tensor of a checkpoint goes.
 
     Attributes:
-        direct: tensors that only change their name, with the new one, in the order of the files.
+        direct: tensors that only change their name, with the new one, in the order of the files; those that are only
+            some rows of the model's fill its `region`.
         conversions: tensors that change more than that.
         unused: names, as the model would call them, that the model does not have.
     """
@@ -44,9 +45,21 @@ class Assignment:
     unused: list[str] = field(default_factory=list)
 
 
-def assign(model: torch.nn.Module, tensors: Sequence[TensorEntry]) -> Assignment:
-    """Follow `from_pretrained` in what each tensor of a checkpoint is called in `model`, a `PreTrainedModel`."""
-    known = model.state_dict()
+def region(target: torch.Tensor, entry: TensorEntry) -> torch.Tensor:
+    """The part of a model's tensor that an entry fills: all of it, or some of its rows; a view."""
+    first = entry.place.first_row if entry.place is not None else None
+    return target if first is None else target[first : first + entry.shape[0]]
+
+
+def rows_short(target: torch.Tensor, entries: Sequence[TensorEntry]) -> bool:
+    """Whether entries that are some rows of a model's tensor leave others of it out."""
+    parts = [entry for entry in entries if entry.place is not None and entry.place.first_row is not None]
+    return bool(parts) and sum(entry.shape[0] for entry in parts) != target.shape[0]
+
+
+def assign(model: torch.nn.Module, known: dict[str, torch.Tensor], tensors: Sequence[TensorEntry]) -> Assignment:
+    """Follow `from_pretrained` in what each tensor of a checkpoint is called in `model`, a `PreTrainedModel` with the
+    state dict `known`."""
     transforms = get_model_conversion_mapping(cast(Any, model))
     renamings = [transform for transform in transforms if isinstance(transform, WeightRenaming)]
     converters = [transform for transform in transforms if isinstance(transform, WeightConverter)]
@@ -56,6 +69,9 @@ def assign(model: torch.nn.Module, tensors: Sequence[TensorEntry]) -> Assignment
     result = Assignment()
     conversions: dict[str, Conversion] = {}
     for entry in tensors:
+        if entry.place is not None and entry.place.name in known:
+            result.direct.append((entry, entry.place.name))
+            continue
         name, pattern = rename_source_key(entry.name, renamings, converters, prefix, known)
         if name not in known and entry.name in known:
             name, pattern = entry.name, None
