@@ -14,7 +14,8 @@ from typing import Any
 
 from orchestrator.config import ModelConfig
 from orchestrator.errors import CheckpointError, ConfigError
-from orchestrator.model_folder import ModelMaker, find_folder, refuse_missing_weights
+from orchestrator.model_folder import ModelMaker, find_folder, folder_here, refuse_missing_weights
+from orchestrator.originals import internvl_chat, internvl_tensors
 from orchestrator.tensorfile import FLOAT8, FLOAT_NAMES, TensorEntry, find_weight_files, read_header
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
@@ -34,6 +35,7 @@ class Checkpoint:
         total_bytes: of all tensors, as stored.
         dtype: the element type that `dtype=auto` means: the one config.json names, else the one most weights have.
         identity: a fingerprint of the configuration and the weight files.
+        native: where the layout is its authors' own, a folder of small files as transformers reads them, once written.
     """
 
     folder: Path
@@ -43,6 +45,17 @@ class Checkpoint:
     total_bytes: int
     dtype: str
     identity: str
+    native: Path | None = None
+
+    @property
+    def described_in(self) -> Path:
+        """The folder of the configuration, the tokenizer and the processor that transformers is to read."""
+        return self.native or self.folder
+
+    @property
+    def is_original(self) -> bool:
+        """Whether the layout is its authors' own, and known here."""
+        return str(self.config["model_type"]) == internvl_chat.MODEL_TYPE
 
 
 def locate(model: ModelConfig, *, make: Callable[[str], ModelMaker], cache_dir: Path) -> Checkpoint:
@@ -63,6 +76,9 @@ def locate(model: ModelConfig, *, make: Callable[[str], ModelMaker], cache_dir: 
         if model.load_format == "auto" and not files:
             raise refuse_missing_weights(folder)
         tensors = tuple(entry for file in files for entry in read_header(file))
+        if config["model_type"] == internvl_chat.MODEL_TYPE:
+            internvl_chat.refuse_unknown(config)
+            tensors = internvl_tensors.place(tensors, config)
     return Checkpoint(
         folder=folder,
         config=config,
@@ -72,6 +88,15 @@ def locate(model: ModelConfig, *, make: Callable[[str], ModelMaker], cache_dir: 
         dtype=_dtype(config, tensors),
         identity=_identity(folder, files),
     )
+
+
+def weight_files_here(model: ModelConfig) -> tuple[Path, ...]:
+    """The weight files of a model, as far as they are on this machine; asks no hub and refuses nothing."""
+    try:
+        folder = folder_here(model)
+        return find_weight_files(folder) if folder is not None else ()
+    except CheckpointError:
+        return ()
 
 
 def check(checkpoint: Checkpoint, model: ModelConfig, dtypes: frozenset[str]) -> None:
@@ -175,7 +200,7 @@ def _refuse_custom_code(checkpoint: Checkpoint, model: ModelConfig) -> None:
     classes offer. Where transformers has a class for the model's type, that one is used and the code is left alone."""
     auto_map = checkpoint.config.get("auto_map")
     model_type = checkpoint.config["model_type"]
-    if not auto_map or _has_native_class(model_type):
+    if not auto_map or checkpoint.is_original or _has_native_class(model_type):
         return
     names = auto_map.values() if isinstance(auto_map, dict) else []
     code = ", ".join(sorted({f"{str(name).rpartition('--')[2].partition('.')[0]}.py" for name in names}))
@@ -212,7 +237,7 @@ def _refuse_missing_files(checkpoint: Checkpoint) -> None:
         raise CheckpointError(
             f"{checkpoint.folder}: has no tokenizer ({', '.join(_TOKENIZER_FILES[:3])} or another); copy or download it"
         )
-    if takes and absent(_PROCESSOR_FILES):
+    if takes and not checkpoint.is_original and absent(_PROCESSOR_FILES):
         raise CheckpointError(
             f"{checkpoint.folder}: the model takes {' and '.join(takes)} input and the folder has no "
             f"{' or '.join(_PROCESSOR_FILES)}; copy or download it"

@@ -12,10 +12,10 @@ from typing import Protocol, runtime_checkable
 
 from orchestrator.config import ModelConfig
 from orchestrator.errors import CheckpointError, ConfigError, UnknownNameError, near_miss
+from orchestrator.events import Events, SilentEvents
+from orchestrator.hub.fetch import Fetched, already_here, fetch, refuse_absent
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_SMALL_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
-_IGNORED_FILES = ["*/*", "consolidated*", "*.bin.index.json"]
 _INSTEAD = "give model.path=/a/folder that holds the model"
 
 
@@ -55,10 +55,61 @@ def find_folder(model: ModelConfig, *, make: Callable[[str], ModelMaker], cache_
         return folder.resolve()
     if folder.exists():
         raise ConfigError.of("model.path", f"is a file; give its folder, {folder.parent}", model.path)
-    if HUB_ID.fullmatch(model.path):
-        without_weights = model.model_copy(update={"load_format": "dummy"})
-        return _from_hub(model.path, model, has_maker=maker_for(without_weights, make) is not None)
+    if is_on_hub(model, make):
+        return from_hub(model, make, SilentEvents()).folder
     raise ConfigError.of("model.path", f"there is no such folder{_near(folder)}", model.path)
+
+
+def folder_here(model: ModelConfig) -> Path | None:
+    """The folder that `model.path` names, or the local copy of a hub's model; None where there is none."""
+    folder = Path(model.path or "").expanduser()
+    if model.path is None or folder.is_dir() or not HUB_ID.fullmatch(model.path):
+        return folder if model.path is not None and folder.is_dir() else None
+    found = already_here(model.path, model.revision, weights=model.load_format == "auto")
+    return None if found is None else found.folder
+
+
+def is_on_hub(model: ModelConfig, make: Callable[[str], ModelMaker]) -> bool:
+    """Whether the model is neither made here nor a folder of the user's, but has a hub's name."""
+    path = model.path
+    if path is None or maker_for(model, make) is not None or Path(path).expanduser().exists():
+        return False
+    return HUB_ID.fullmatch(path) is not None
+
+
+def from_hub(model: ModelConfig, make: Callable[[str], ModelMaker], events: Events) -> Fetched:
+    """The local copy of a hub's model, downloaded if it is not here; only the files that a start reads.
+
+    Raises:
+        ConfigError: it is not here, and the hub does not give it; says what would work.
+    """
+    assert model.path is not None
+    weights = model.load_format == "auto"
+    return fetch(model.path, model.revision, weights=weights, events=events, ways=_ways(model, make))
+
+
+def refuse_absent_from_hub(model: ModelConfig, make: Callable[[str], ModelMaker]) -> None:
+    """Refuse a hub's model that is not here and that the hub does not give; downloads nothing.
+
+    Raises:
+        ConfigError: as `from_hub`.
+    """
+    assert model.path is not None
+    refuse_absent(model.path, model.revision, weights=model.load_format == "auto", ways=_ways(model, make))
+
+
+def refuse_running_code(model: ModelConfig) -> None:
+    """
+    Raises:
+        ConfigError: `trust_remote_code` promises what is never done.
+    """
+    if model.trust_remote_code:
+        raise ConfigError.of(
+            "model.trust_remote_code",
+            "code that comes with a checkpoint is never run; false works, with a model of a class that transformers "
+            "has, or one of OpenGVLab's InternVL 2, 2.5 and 3",
+            "true",
+        )
 
 
 def maker_for(model: ModelConfig, make: Callable[[str], ModelMaker]) -> ModelMaker | None:
@@ -106,13 +157,22 @@ def _made_folder(name: str, maker: ModelMaker, cache_dir: Path) -> Path:
 
 
 def _made(name: str, maker: ModelMaker, cache_dir: Path) -> Path:
-    target = _made_folder(name, maker, cache_dir)
+    return written(name, maker.make, _made_folder(name, maker, cache_dir), cache_dir)
+
+
+def written(name: str, write: Callable[[Path], None], target: Path, cache_dir: Path) -> Path:
+    """`target`, a folder below `cache_dir`; where it is not there yet, `write` is called on an empty folder that then
+    takes its place.
+
+    Raises:
+        ConfigError: the cache cannot be written; names `name`.
+    """
     if target.is_dir():
         return target
     from safetensors import SafetensorError
 
     try:
-        _make_once(maker, target)
+        _write_once(write, target)
     # safetensors wraps what the operating system says about a full disk.
     except (OSError, SafetensorError) as error:
         why = getattr(error, "strerror", None) or error
@@ -124,7 +184,7 @@ def _made(name: str, maker: ModelMaker, cache_dir: Path) -> Path:
     return target
 
 
-def _make_once(maker: ModelMaker, target: Path) -> None:
+def _write_once(write: Callable[[Path], None], target: Path) -> None:
     """Write to a temporary folder, then rename it: whoever looks sees all of it or nothing."""
     from filelock import FileLock
 
@@ -138,7 +198,7 @@ def _make_once(maker: ModelMaker, target: Path) -> None:
             shutil.rmtree(left_by_a_killed_process, ignore_errors=True)
         temporary = Path(tempfile.mkdtemp(prefix=prefix, dir=models))
         try:
-            maker.make(temporary)
+            write(temporary)
             temporary.chmod(0o755)
             temporary.replace(target)
         except BaseException:
@@ -146,33 +206,14 @@ def _make_once(maker: ModelMaker, target: Path) -> None:
             raise
 
 
-def _from_hub(hub_id: str, model: ModelConfig, *, has_maker: bool) -> Path:
-    """The local copy of a hub's model; only the files that a start reads are downloaded.
-
-    Args:
-        has_maker: whether the model can be started without the hub, with weights that are made.
-    """
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
-
-    patterns = _SMALL_FILES + (["*.safetensors"] if model.load_format == "auto" else [])
-    try:
-        return Path(
-            snapshot_download(hub_id, revision=model.revision, allow_patterns=patterns, ignore_patterns=_IGNORED_FILES)
-        )
-    except GatedRepoError:
-        reason = "the hub asks for a licence and a login first; accept it there and run `hf auth login`"
-    except RevisionNotFoundError:
-        raise ConfigError.of("model.revision", f"the hub's {hub_id} has no such revision", model.revision) from None
-    except RepositoryNotFoundError:
-        reason = f"there is no such folder, and the hub knows no such model{_near(Path(hub_id))}"
-    # Everything else (offline, no copy yet, a broken connection, a proxy's answer) means one thing to the user.
-    except Exception as error:
-        reason = f"there is no such folder, and the hub's model could not be fetched ({type(error).__name__})"
-    ways = [f"download it first where there is a network (`hf download {hub_id}`)", _INSTEAD]
-    if has_maker:
+def _ways(model: ModelConfig, make: Callable[[str], ModelMaker]) -> str:
+    """What to do where there is no hub."""
+    near = _near(Path(model.path or ""))
+    ways = [f"download it first where there is a network (`hf download {model.path}`)", _INSTEAD]
+    if maker_for(model.model_copy(update={"load_format": "dummy"}), make) is not None:
         ways.append("take random weights of the real size with model.load_format=dummy")
-    raise ConfigError.of("model.path", f"{reason}; {', or '.join(ways)}", hub_id)
+    hint = f"{near.removeprefix('; ')} " if near.startswith("; did you mean") else ""
+    return hint + ", or ".join(ways)
 
 
 def refuse_missing_weights(folder: Path) -> CheckpointError:

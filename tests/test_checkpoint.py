@@ -355,7 +355,7 @@ def test_a_header_with_a_wrong_entry(fields: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("trusted", [True, False])
 def test_code_of_its_own_is_not_run(trusted: bool, tmp_path: Path) -> None:
     auto_map = {"AutoConfig": "configuration_x.XConfig", "AutoModel": "org/repo--modeling_x.XModel"}
-    folder = write_model(tmp_path / "m", {"model_type": "internvl_chat", "auto_map": auto_map})
+    folder = write_model(tmp_path / "m", {"model_type": "internlm2", "auto_map": auto_map})
     message = refused(folder, tmp_path, trust_remote_code=trusted)
     assert "configuration_x.py, modeling_x.py" in message
     assert "model.trust_remote_code" in message

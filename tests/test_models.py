@@ -12,7 +12,9 @@ from PIL import Image
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
 
 from orchestrator.checkpoint import check, locate
+from orchestrator.compose import compose
 from orchestrator.config import ModelConfig
+from orchestrator.device.cpu import CpuDevice
 from orchestrator.engine.models.tiny_internvl import TinyInternVL
 from orchestrator.engine.models.tokenizer import byte_tokenizer, chat_template, token_ids
 from orchestrator.engine.weights.safetensors import SafetensorsLoader
@@ -73,7 +75,15 @@ def test_it_is_found_as_a_checkpoint_and_loaded(tmp_path: Path, model: Any) -> N
     with torch.device("meta"):
         loaded = auto.from_config(AutoConfig.from_pretrained(checkpoint.folder))
     with SilentEvents().progress("weights", checkpoint.total_bytes, "B") as progress:
-        SafetensorsLoader().load(loaded, checkpoint, device="cpu", dtype=torch.float32, seed=0, progress=progress)
+        SafetensorsLoader().load(
+            loaded,
+            checkpoint,
+            device=CpuDevice(),
+            dtype=torch.float32,
+            seed=0,
+            progress=progress,
+            options=compose([]).config.weights,
+        )
     expected = model.state_dict()
     assert loaded.state_dict().keys() == expected.keys()
     assert all(torch.equal(value, expected[name]) for name, value in loaded.state_dict().items())

@@ -124,7 +124,7 @@ def make_config(folder: Path, **changes: Any) -> Config:
         "kv": {"block_size": 16, "dtype": "auto", "bytes": "need"},
         "graphs": {"mode": "none", "sizes": "auto"},
         "engine": {"name": "transformers", "attention": "auto", "tensor_parallel_size": 1},
-        "weights": {"loader": "auto"},
+        "weights": {"loader": "auto", "io": "auto", "threads": "auto", "chunk_bytes": "auto"},
         "startup_plan": "off",
         "cache": {"dir": str(folder / "cache"), "max_bytes": 1 << 20, "enabled": False},
         "stages": {},
