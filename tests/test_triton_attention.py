@@ -24,12 +24,14 @@ CASES = [
     ([(10, 40), (5, 6)], 2, 2, 256, 16, None),
     ([(200, 201), (3, 4), (0, 150)], 2, 1, 32, 16, 20),
     ([(90, 190), (0, 70)], 2, 1, 32, 16, 64),
-    ([(4, 5), (3, 40), (0, 520), (0, 6), (1, 30)], 2, 1, 32, 16, None),
+    ([(4, 5), (3, 40), (0, 2060), (0, 6), (1, 30)], 2, 1, 32, 16, None),
     ([(260, 261), (30, 75)], 6, 2, 96, 256, None),
     ([(80, 81), (0, 33)], 5, 1, 192, 16, None),
     ([(150, 151), (100, 140)], 8, 1, 64, 128, 48),
     ([(70, 71), (64, 80)], 7, 1, 256, 32, 33),
     ([(31, 64), (0, 31), (64, 90)], 3, 1, 64, 32, None),
+    ([(0, 2050)], 2, 1, 16, 16, None),
+    ([(0, 2048)], 1, 1, 16, 16, None),
 ]
 
 
@@ -83,10 +85,37 @@ def test_padding_is_harmless() -> None:
     assert interpreted("padded") == pytest.approx([0.0, 0.0], abs=1e-5)
 
 
+def captured() -> list[float]:
+    """Decodes of 1, 2 and 5 rows whose lengths only the device knows, as when a graph is captured: the differences."""
+    import torch
+
+    from orchestrator.engine.attention.base import AttentionMetadata
+    from orchestrator.engine.attention.reference import ReferenceAttention
+    from orchestrator.engine.attention.triton import TritonAttention
+
+    differences = []
+    for rows in (1, 2, 5):
+        torch.manual_seed(rows)
+        spans, tables = [(30 + row, 31 + row) for row in range(rows)], [[1, 2, 3]] * rows
+        meta = AttentionMetadata.build(spans, tables, 16, "cpu")
+        blind = replace(meta, lengths=(), max_seq_len=2048)
+        k_cache, v_cache = torch.randn(4, 16, 2, 64), torch.randn(4, 16, 2, 64)
+        query, new = torch.randn(rows, 4, 64), torch.randn(rows, 2, 64)
+        ours = TritonAttention().attend(query, new, new, k_cache, v_cache, blind, 0.125)
+        theirs = ReferenceAttention().attend(query, new, new, k_cache, v_cache, meta, 0.125)
+        differences.append(float((ours - theirs).abs().max()))
+    return differences
+
+
+def test_a_captured_step_needs_no_lengths_on_the_host() -> None:
+    assert interpreted("captured") == pytest.approx([0.0] * 3, abs=1e-5)
+
+
 @pytest.mark.parametrize("kv_heads", [1, 2, 8, 32, 300])
 def test_warming_up_launches_each_kernel(kv_heads: int) -> None:
     from orchestrator.engine.attention.base import AttentionShape
-    from orchestrator.engine.attention.triton import TritonAttention, num_splits
+    from orchestrator.engine.attention.parts import num_splits
+    from orchestrator.engine.attention.triton import TritonAttention
 
     class Noting(TritonAttention):
         def attend(self, query: Any, key: Any, value: Any, k_cache: Any, v_cache: Any, meta: Any, scale: float) -> Any:
@@ -114,3 +143,27 @@ def interpreted(function: str) -> list[float]:
 
 def test_the_kernels_equal_the_reference() -> None:
     assert interpreted("compare") == pytest.approx([0.0] * len(CASES), abs=1e-5)
+
+
+def test_what_changes_from_step_to_step_compiles_no_kernel_of_its_own() -> None:
+    from orchestrator.engine.attention import triton_kernels as kernels
+
+    for kernel, names in (
+        (kernels.decode_kernel, {"block_tables", "seq_lens"}),
+        (kernels.prefill_kernel, {"block_tables", "seq_lens", "query_start_loc"}),
+    ):
+        parameters = {parameter.name: parameter for parameter in kernel.params}
+        assert all(parameters[name].do_not_specialize for name in ("window", "stride_table"))
+        assert all(parameters[name].do_not_specialize_on_alignment for name in names)
+
+
+@pytest.mark.parametrize("capability", [0, 75, 80, 89, 90, 120])
+def test_tiles_are_of_sizes_that_triton_takes(capability: int) -> None:
+    from orchestrator.engine.attention.tiles import decode_tiles, prefill_tiles
+
+    for width in (16, 64, 128, 256):
+        for itemsize in (2, 4):
+            tiles = prefill_tiles(width, itemsize, capability)
+            assert all(size >= 16 and size & (size - 1) == 0 for size in (tiles.rows, tiles.keys))
+        for heads in (1, 4, 7, 71):
+            assert decode_tiles(heads, width).rows >= max(16, heads)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Any, ClassVar
 
 import torch
 
-from orchestrator.device.base import DeviceInfo, Graph, Reserved
+from orchestrator.device.base import DeviceInfo, Graph, Lane, Reserved
+from orchestrator.device.cuda_lane import cuda_lane
 from orchestrator.device.nvml import NvmlReader
 from orchestrator.device.shared_cap import SharedCap
 from orchestrator.errors import ConfigError
@@ -65,6 +67,8 @@ class CudaDevice:
 
     def open(self) -> None:
         if self._opened:
+            # Of the calling thread, which need not be the one that opened it.
+            torch.cuda.set_device(self._index)
             return
         free = self._nvml.free_bytes()
         self._reserved_before = self._allocator()["reserved_bytes.all.current"]
@@ -137,6 +141,9 @@ class CudaDevice:
     def pin(self, tensor: Any) -> Any:
         return tensor.pin_memory()
 
+    def lane(self, size: int, scratch_bytes: int = 0) -> AbstractContextManager[Lane]:
+        return cuda_lane(self._index, size, scratch_bytes)
+
     def synchronize(self) -> None:
         if self._opened:
             torch.cuda.synchronize(self._index)
@@ -153,13 +160,30 @@ class CudaDevice:
 
     def capture(self, work: Callable[[], Any], pool: Any) -> Graph:
         # One stream for every warm-up and capture: each further one costs a cuBLAS workspace of its own.
-        if self._stream is None:
+        first = self._stream is None
+        if first:
             self._stream = torch.cuda.Stream(self._index)  # type: ignore[no-untyped-call]
         self._stream.wait_stream(torch.cuda.current_stream(self._index))
+        if first:
+            self._warm_up(work)
+            # The graph's memory is its own: what the allocator keeps for reuse is no use to it.
+            torch.cuda.empty_cache()
+        try:
+            return _CudaGraph(work, pool, self._stream)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:
+            if first:
+                raise
+            # Work like that of the first capture needs no warm-up of its own, but for a library that first loads, for
+            # this size alone, what it may not load while capturing.
+            self._warm_up(work)
+            return _CudaGraph(work, pool, self._stream)
+
+    def _warm_up(self, work: Callable[[], Any]) -> None:
         with torch.cuda.stream(self._stream):
             work()
         self._stream.synchronize()
-        return _CudaGraph(work, pool, self._stream)
 
     def close(self) -> None:
         self._stream = None
@@ -214,10 +238,21 @@ def _use_expandable_segments() -> None:
 
 
 class _CudaGraph:
+    """Captured without what `torch.cuda.graph` does before each capture: it gives the allocator's cache back, which the
+    next one takes again."""
+
     def __init__(self, work: Callable[[], Any], pool: Any, stream: Any) -> None:
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=pool, stream=stream):
-            self.outputs = work()
+        with torch.cuda.stream(stream):
+            # What other threads ask of the driver meanwhile shall not end the capture.
+            self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                self.outputs = work()
+            except BaseException:
+                with suppress(RuntimeError):
+                    self._graph.capture_end()
+                raise
+            self._graph.capture_end()
 
     def replay(self) -> None:
         self._graph.replay()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,15 +19,25 @@ class Encoder:
 
     Args:
         model: a transformers model with `get_image_features` and the like.
-        micro_batch: items in one call, until `set_micro_batch` says otherwise.
+        micro_batch: items of the largest size in one call, until `set_micro_batch` says otherwise.
         deepstack: outputs of inner layers that the decoder wants beside the last one's (DeepStack).
+        pin: see `Device`.
     """
 
-    def __init__(self, model: Any, torch_device: str, micro_batch: int, deepstack: int) -> None:
-        self._model, self._torch_device = model, torch_device
+    def __init__(
+        self,
+        model: Any,
+        torch_device: str,
+        micro_batch: int,
+        deepstack: int,
+        pin: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor,
+    ) -> None:
+        self._model, self._torch_device, self._pin = model, torch_device, pin
         self._micro_batch, self._deepstack = micro_batch, deepstack
         self._micro_batches: dict[str, int] = {}
         self._most_tokens: dict[str, int] = {}
+        self._largest: dict[str, int] = {}
+        """Rows of output of the largest item so far, by modality; a profile begins with the largest of all."""
 
     def set_micro_batch(self, items: Mapping[str, int], most_tokens: Mapping[str, int]) -> None:
         """What one call takes from now on, by modality: items, and rows of output where one item can be cut."""
@@ -39,9 +49,15 @@ class Encoder:
 
         An encoder that takes more than pixels (sizes, grids, masks) puts pictures together in some way of its own.
         """
+        return len(self._pictures(item)) > 1
+
+    def _pictures(self, item: MediaInputs) -> Sequence[torch.Tensor] | torch.Tensor:
+        """The pictures that an item is to the encoder; none where it is something else."""
         arguments = self._arguments([item])
         pixels = next(iter(arguments.values())) if len(arguments) == 1 else None
-        return pixels is not None and pixels.ndim == 4 and len(pixels) > 1 and item.num_embeds % len(pixels) == 0
+        if pixels is None or pixels.ndim != 4 or not len(pixels) or item.num_embeds % len(pixels):
+            return ()
+        return pixels
 
     @torch.inference_mode()
     def encode(self, items: Sequence[MediaInputs], encoder: EncoderCache) -> None:
@@ -51,7 +67,7 @@ class Encoder:
             StageError: the encoder gave another number of rows than the processor made room for, or nothing that
                 could be such rows.
         """
-        for batch in _micro_batches(items, self._micro_batches, self._micro_batch):
+        for batch in self._batches(items):
             if self._is_cut(batch):
                 self._encode_in_pieces(batch[0], encoder)
                 continue
@@ -59,6 +75,30 @@ class Encoder:
             output = self._encode(batch[0].modality, self._arguments(batch), sum(sizes))
             for item, rows in zip(batch, torch.split(output, sizes), strict=True):
                 encoder.write(item.content_hash, rows)
+
+    def _batches(self, items: Sequence[MediaInputs]) -> Iterator[list[MediaInputs]]:
+        """Neighbours that one encoder call can take together."""
+        batch: list[MediaInputs] = []
+        for item in items:
+            if batch and not self._has_room(batch, item):
+                yield batch
+                batch = []
+            batch.append(item)
+            self._largest[item.modality] = max(self._largest.get(item.modality, 0), item.num_embeds)
+        if batch:
+            yield batch
+
+    def _has_room(self, batch: Sequence[MediaInputs], item: MediaInputs) -> bool:
+        if _shape(batch[0]) != _shape(item):
+            return False
+        most = self._micro_batches.get(item.modality, self._micro_batch)
+        if len(batch) < most:
+            return True
+        # Pictures cost the same whoever's they are: small items may be as many as make up the largest ones.
+        rows = most * self._largest[item.modality]
+        rows = min(rows, self._most_tokens.get(item.modality, rows))
+        together = (*batch, item)
+        return sum(each.num_embeds for each in together) <= rows and all(len(self._pictures(each)) for each in together)
 
     def _is_cut(self, batch: Sequence[MediaInputs]) -> bool:
         most = self._most_tokens.get(batch[0].modality)
@@ -96,7 +136,11 @@ class Encoder:
         return torch.cat(features, dim=-1) if len(features) > 1 else features[0]
 
     def _to_device(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(self._torch_device, self._model.dtype if tensor.is_floating_point() else tensor.dtype)
+        """As the encoder takes it. Nobody waits for the copy, so that the next micro-batch is sent while one runs."""
+        typed = tensor.to(self._model.dtype) if tensor.is_floating_point() else tensor
+        if typed.device.type != "cpu":
+            return typed
+        return self._pin(typed).to(self._torch_device, non_blocking=True)
 
 
 def _flat(features: Any) -> torch.Tensor:
@@ -104,18 +148,6 @@ def _flat(features: Any) -> torch.Tensor:
     parts = [features] if isinstance(features, torch.Tensor) else list(features)
     flat = [part.flatten(0, -2) for part in parts]
     return torch.cat(flat) if len(flat) > 1 else flat[0]
-
-
-def _micro_batches(items: Sequence[MediaInputs], most: Mapping[str, int], default: int) -> Iterator[list[MediaInputs]]:
-    """Neighbours that one encoder call can take together."""
-    batch: list[MediaInputs] = []
-    for item in items:
-        if batch and (len(batch) >= most.get(item.modality, default) or _shape(batch[0]) != _shape(item)):
-            yield batch
-            batch = []
-        batch.append(item)
-    if batch:
-        yield batch
 
 
 def _shape(item: MediaInputs) -> tuple[Any, ...]:

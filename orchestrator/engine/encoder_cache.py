@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -92,12 +92,26 @@ class EncoderIndex:
 
 
 class EncoderCache:
-    """The slab (capacity, hidden size) and its index."""
+    """The slab (capacity, hidden size) and its index.
 
-    def __init__(self, tokens: int, hidden_size: int, dtype: torch.dtype, torch_device: str) -> None:
+    Args:
+        pin: see `Device`.
+    """
+
+    def __init__(
+        self,
+        tokens: int,
+        hidden_size: int,
+        dtype: torch.dtype,
+        torch_device: str,
+        pin: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor,
+    ) -> None:
         import torch
 
+        from orchestrator.engine.upload import Uploader
+
         self.index = EncoderIndex(tokens)
+        self._upload = Uploader(torch_device, pin)
         self.slab = torch.empty((tokens, hidden_size), dtype=dtype, device=torch_device).zero_()
 
     @property
@@ -106,8 +120,8 @@ class EncoderCache:
 
     def write(self, content_hash: str, output: torch.Tensor, first: int = 0) -> None:
         """Put an encoder output (rows, hidden size) into the rows of its entry, from the entry's row `first` on."""
-        import torch
+        import numpy as np
 
         entry = self.index.rows(content_hash)[first : first + output.shape[0]]
-        rows = torch.tensor(entry).to(self.slab.device)
+        (rows,) = self._upload(np.array(entry, np.int64))
         self.slab.index_copy_(0, rows, output.to(self.slab.dtype))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -102,12 +102,21 @@ class DecodeGraphs:
         max_blocks = blocks_for(self._max_seq_len, self._kv_cache.block_size)
         self._buffers = _Buffers(largest_first[0], max_blocks, self._runner.position_axes, self._device)
         self._owners = [None] * largest_first[0]
-        return [self._capture(size, pool) for size in largest_first]
+        return list(self._captured(largest_first, pool))
 
-    def _capture(self, size: int, pool: object) -> CapturedGraph:
+    def _captured(self, sizes: Sequence[int], pool: object) -> Iterator[CapturedGraph]:
+        before = self._device.snapshot().ours_bytes
+        for size in sizes:
+            start = time.perf_counter()
+            self._graphs[size] = self._device.capture(self._work(size), pool)
+            seconds = time.perf_counter() - start
+            after = self._device.snapshot().ours_bytes
+            yield CapturedGraph(size, seconds, max(0, after - before))
+            before = after
+
+    def _work(self, size: int) -> Callable[[], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
         assert self._buffers is not None
         inputs = self._buffers.first(size, self._max_seq_len)
-        before, start = self._device.snapshot().ours_bytes, time.perf_counter()
 
         @torch.inference_mode()
         def work() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -115,10 +124,7 @@ class DecodeGraphs:
             # Logits stay inside: kept for every size they would take gigabytes, and drawing needs some rows' only.
             return (hidden, *self._runner.choose(hidden))
 
-        self._graphs[size] = self._device.capture(work, pool)
-        self._device.synchronize()
-        seconds = time.perf_counter() - start
-        return CapturedGraph(size, seconds, max(0, self._device.snapshot().ours_bytes - before))
+        return work
 
     def takes(self, step: Step) -> bool:
         """Whether a step is one that was captured: only decodes, and no more than the largest batch."""

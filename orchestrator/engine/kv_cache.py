@@ -7,7 +7,9 @@ are for requests. A slot is the row of one token in a layer: `block * block_size
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from orchestrator.device.base import Device, Reserved
 from orchestrator.engine.base import KVSpec
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
     import torch
 
 PADDING_BLOCK = 0
+
+Int32s = np.ndarray[Any, np.dtype[np.int32]]
+Int64s = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class BlockError(OrchestratorError):
@@ -28,7 +33,7 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
     return -(-num_tokens // block_size)
 
 
-def slots_of(block_table: Sequence[int], start: int, stop: int, block_size: int) -> list[int]:
+def slots_of(block_table: Sequence[int], start: int, stop: int, block_size: int) -> Int64s:
     """Slots of the positions `start` to `stop` (exclusive) of a sequence.
 
     Raises:
@@ -36,20 +41,18 @@ def slots_of(block_table: Sequence[int], start: int, stop: int, block_size: int)
     """
     if stop > len(block_table) * block_size:
         raise BlockError(f"position {stop - 1} lies beyond {len(block_table)} blocks of {block_size} tokens")
-    slots: list[int] = []
-    while start < stop:
-        block, offset = divmod(start, block_size)
-        count = min(block_size - offset, stop - start)
-        first = block_table[block] * block_size + offset
-        slots += range(first, first + count)
-        start += count
-    return slots
+    first = start // block_size
+    blocks = np.asarray(block_table[first : blocks_for(stop, block_size)], np.int64)
+    slots = (blocks[:, None] * block_size + np.arange(block_size)).reshape(-1)
+    return slots[start - first * block_size : stop - first * block_size]
 
 
-def pad_tables(tables: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Block tables of equal length: the shorter ones end in the padding block."""
-    width = max((len(table) for table in tables), default=0)
-    return [[*table, *[PADDING_BLOCK] * (width - len(table))] for table in tables]
+def pad_tables(tables: Sequence[Sequence[int]]) -> Int32s:
+    """Block tables as rows of equal length: the shorter ones end in the padding block."""
+    padded = np.full((len(tables), max((len(table) for table in tables), default=0)), PADDING_BLOCK, np.int32)
+    for row, table in zip(padded, tables, strict=True):
+        row[: len(table)] = table
+    return padded
 
 
 class BlockPool:

@@ -26,7 +26,7 @@ def open_request(loaded: Loaded, request: Request, *, streams: bool) -> OpenRequ
         )
     stop_ids = frozenset(request.stop_token_ids)
     if not request.ignore_eos:
-        stop_ids |= loaded.what.eos_ids
+        stop_ids |= loaded.prompting.eos_ids
     return OpenRequest(
         ids,
         request.max_tokens,

@@ -13,15 +13,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from orchestrator.engine.attention.base import BOTH_WAYS, AttentionBackend, AttentionMetadata, AttentionShape
+from orchestrator.engine.attention.base import BOTH_WAYS, AttentionBackend, AttentionMetadata, AttentionShape, Layout
 from orchestrator.engine.attention.hook import IMPLEMENTATION, StepCache, register
 from orchestrator.engine.attention.reference import ReferenceAttention
 from orchestrator.engine.encoder import Encoder
 from orchestrator.engine.encoder_cache import EncoderCache, EncoderIndex
 from orchestrator.engine.families import Traits
-from orchestrator.engine.kv_cache import PADDING_BLOCK, KVCache, blocks_for
+from orchestrator.engine.head import Head
+from orchestrator.engine.kv_cache import PADDING_BLOCK, Int64s, KVCache, blocks_for
+from orchestrator.engine.likeliest import logprobs_of
 from orchestrator.engine.sampling import Draw, draw_tokens
 from orchestrator.engine.step import Chunk, Step
+from orchestrator.engine.upload import Uploader
 from orchestrator.modality.base import MediaInputs
 
 
@@ -70,10 +73,10 @@ class ModelRunner:
     ) -> None:
         self._model, self._backend = model, backend
         self._torch_device, self._traits = torch_device, traits
-        self._pin = pin
+        self._upload = Uploader(torch_device, pin)
         self._exact = ReferenceAttention()
-        self._encoder = Encoder(model, torch_device, micro_batch, traits.deepstack)
-        self._decoder, self._head = model.get_decoder(), model.get_output_embeddings()
+        self._encoder = Encoder(model, torch_device, micro_batch, traits.deepstack, pin)
+        self._decoder, self._head = model.get_decoder(), Head(model.get_output_embeddings())
         self._embed = model.get_input_embeddings()
         register()
         self._decoder.set_attn_implementation(IMPLEMENTATION)
@@ -82,6 +85,11 @@ class ModelRunner:
     def graph_safe(self) -> bool:
         """Whether a step of fixed shapes can be captured."""
         return self._backend.graph_safe
+
+    @property
+    def new_apart(self) -> bool:
+        """See `AttentionBackend`."""
+        return self._backend.new_apart
 
     @property
     def hidden_size(self) -> int:
@@ -102,30 +110,40 @@ class ModelRunner:
     def prepare(self, step: Step, block_size: int, encoder: EncoderIndex) -> StepInputs:
         """Host to device."""
         ids: list[int] = []
-        embed_rows: list[int] = []
-        encoder_rows: list[int] = []
+        embed_rows: list[Int64s] = []
+        encoder_rows: list[Int64s] = []
         sample_rows: list[int] = []
         for chunk in step.chunks:
-            before = len(ids)
+            for positions, rows in _encoder_rows(chunk, encoder):
+                embed_rows.append(positions - chunk.start + len(ids))
+                encoder_rows.append(rows)
             ids += chunk.sequence.tokens(chunk.start, chunk.stop)
-            for position, row in _encoder_rows(chunk, encoder):
-                at = before + position - chunk.start
-                # Some models' placeholders lie outside the vocabulary, and what is looked up here is replaced.
-                ids[at] = 0
-                embed_rows.append(at)
-                encoder_rows.append(row)
             if chunk.samples:
                 sample_rows.append(len(ids) - 1)
+        # Some models' placeholders lie outside the vocabulary, and what is looked up here is replaced.
+        tokens, replaced = np.array(ids, np.int64), _joined(embed_rows)
+        tokens[replaced] = 0
         spans = [(chunk.start, chunk.stop) for chunk in step.chunks]
         tables = [chunk.sequence.blocks[: blocks_for(chunk.stop, block_size)] for chunk in step.chunks]
-        positions = self._host_positions(step.chunks)
-        on_device = self._upload(ids, positions.reshape(-1), embed_rows, encoder_rows, sample_rows)
+        layout = Layout.of(spans, tables, block_size, [chunk.sequence.runs for chunk in step.chunks])
+        at = self._host_positions(step.chunks)
+        return self._inputs(layout, tokens, at, replaced, _joined(encoder_rows), np.array(sample_rows, np.int64))
+
+    def _inputs(
+        self,
+        layout: Layout,
+        ids: Int64s,
+        positions: Int64s,
+        embed_rows: Int64s,
+        encoder_rows: Int64s,
+        sample_rows: Int64s,
+    ) -> StepInputs:
+        """On the device, in one copy; `positions` are (axes, T)."""
+        on_device = self._upload(ids, positions, embed_rows, encoder_rows, sample_rows, *layout.arrays)
         return StepInputs(
             input_ids=on_device[0],
             positions=on_device[1].view(*self.position_axes, -1),
-            attention=AttentionMetadata.build(
-                spans, tables, block_size, self._torch_device, [chunk.sequence.runs for chunk in step.chunks]
-            ),
+            attention=layout.metadata(on_device[5:]),
             embed_rows=on_device[2],
             encoder_rows=on_device[3],
             sample_rows=on_device[4],
@@ -136,7 +154,7 @@ class ModelRunner:
         """Sizes before the tokens in this model's positions."""
         return (1,) if self._traits.axes == 1 else (self._traits.axes, 1)
 
-    def _host_positions(self, chunks: Sequence[Chunk]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def _host_positions(self, chunks: Sequence[Chunk]) -> Int64s:
         """(axes, T) of the chunks' tokens."""
         return np.array(
             [
@@ -170,16 +188,7 @@ class ModelRunner:
             kv_dtype=kv_dtype,
         )
         self._backend.warm_up(shape, self._torch_device)
-
-    def _tensor(self, values: Sequence[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int64).to(self._torch_device)
-
-    def _upload(self, *parts: Sequence[int] | np.ndarray[Any, np.dtype[np.int64]]) -> list[torch.Tensor]:
-        """Numbers as int64 on the device, in one copy."""
-        whole = torch.from_numpy(np.concatenate([np.asarray(part, dtype=np.int64) for part in parts]))
-        return list(
-            torch.split(self._pin(whole).to(self._torch_device, non_blocking=True), [len(part) for part in parts])
-        )
+        self.choose(torch.zeros(1, self.hidden_size, dtype=self._model.dtype, device=self._torch_device))
 
     @torch.inference_mode()
     def forward(self, inputs: StepInputs, kv_cache: KVCache, encoder: EncoderCache) -> torch.Tensor:
@@ -225,40 +234,34 @@ class ModelRunner:
         """As `sample`, where the likeliest tokens are known."""
         drawn = [(row, draw) for row, draw in enumerate(draws) if draw is not None]
         if drawn:
-            rows = self._tensor([row for row, _ in drawn])
-            logits = self._head(hidden[rows]).float()
+            (rows,) = self._upload(np.array([row for row, _ in drawn], np.int64))
+            logits = self._head.logits(hidden[rows]).float()
             theirs = draw_tokens(logits, [draw for _, draw in drawn])
             tokens = tokens.index_copy(0, rows, theirs)
-            logprobs = logprobs.index_copy(0, rows, _logprobs(logits, theirs))
+            logprobs = logprobs.index_copy(0, rows, logprobs_of(logits, theirs))
         return list(zip(tokens.tolist(), logprobs.tolist(), strict=True))
 
+    @torch.inference_mode()
     def choose(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The likeliest tokens (rows) after each row and their log-probabilities (rows), left on the device."""
-        logits = self._head(hidden).float()
-        tokens = logits.argmax(-1)
-        return tokens, _logprobs(logits, tokens)
+        return self._head.likeliest(hidden)
 
     def dummy_step(self, spans: Sequence[tuple[int, int]], kv_cache: KVCache, encoder: EncoderCache) -> None:
         """A step of sequences with those new positions, all on the padding block, every embedding taken from the
         encoder cache as far as that has rows."""
         size = kv_cache.block_size
         tables = [[PADDING_BLOCK] * blocks_for(stop, size) for _, stop in spans]
-        positions = [position for start, stop in spans for position in range(start, stop)]
-        replaced = range(min(len(positions), encoder.index.capacity))
-        inputs = StepInputs(
-            input_ids=self._tensor([0] * len(positions)),
-            positions=self._tensor(positions).expand(*self.position_axes, -1),
-            attention=AttentionMetadata.build(
-                # Where images look both ways, the costliest step is one that only has them.
-                spans,
-                tables,
-                size,
-                self._torch_device,
-                [[span] for span in spans] if self._traits.both_ways else (),
-            ),
-            embed_rows=self._tensor(replaced),
-            encoder_rows=self._tensor(replaced),
-            sample_rows=self._tensor([]),
+        positions = np.concatenate([np.arange(start, stop) for start, stop in spans])
+        replaced = np.arange(min(len(positions), encoder.index.capacity))
+        # Where images look both ways, the costliest step is one that only has them.
+        runs = [[span] for span in spans] if self._traits.both_ways else ()
+        inputs = self._inputs(
+            Layout.of(spans, tables, size, runs),
+            np.zeros(len(positions), np.int64),
+            np.tile(positions, (self._traits.axes, 1)),
+            replaced,
+            replaced,
+            np.zeros(0, np.int64),
         )
         self.forward(inputs, kv_cache, encoder)
 
@@ -266,6 +269,14 @@ class ModelRunner:
         hidden = torch.zeros(num_rows, self.hidden_size, dtype=self._model.dtype, device=self._torch_device)
         # Sorting for `top_p` and noise are what drawing takes most for.
         self.sample(hidden, [Draw(1.0, 0.5, (0, 0))] * num_rows)
+
+
+def new_spans(num_tokens: int, max_model_len: int, max_num_seqs: int) -> list[tuple[int, int]]:
+    """New positions of a step like `dummy_spans`' without context: of odd lengths, which kernels pad, and beside a
+    decode, so that outputs are put together."""
+    if num_tokens < 3 or max_num_seqs < 2:
+        return dummy_spans(num_tokens, 0, max_model_len, max_num_seqs)
+    return [(1, 2), *dummy_spans(num_tokens - 2, 0, max_model_len, max_num_seqs - 1)]
 
 
 def dummy_spans(num_tokens: int, context: int, max_model_len: int, max_num_seqs: int) -> list[tuple[int, int]]:
@@ -282,20 +293,20 @@ def dummy_spans(num_tokens: int, context: int, max_model_len: int, max_num_seqs:
     return [(max_model_len - size, max_model_len) if context else (0, size) for size in sizes]
 
 
-def _logprobs(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Log-probabilities (rows) of one token a row, by logits (rows, vocabulary)."""
-    return logits.log_softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
-
-
-def _positions(chunk: Chunk, axis: int) -> Sequence[int] | np.ndarray[Any, np.dtype[np.int64]]:
+def _positions(chunk: Chunk, axis: int) -> Sequence[int] | Int64s:
     axes = chunk.sequence.axes
     return np.arange(chunk.start, chunk.stop) if axes is None else axes.span(axis, chunk.start, chunk.stop)
 
 
-def _encoder_rows(chunk: Chunk, encoder: EncoderIndex) -> Iterator[tuple[int, int]]:
-    """The chunk's positions that encoder outputs take, each with its row in the encoder cache."""
+def _encoder_rows(chunk: Chunk, encoder: EncoderIndex) -> Iterator[tuple[Int64s, Int64s]]:
+    """The chunk's positions that encoder outputs take, an item at a time, each with its row in the encoder cache."""
     for item in chunk.sequence.items:
         if item.stop <= chunk.start or item.first >= chunk.stop:
             continue
-        first, stop = bisect_left(item.positions, chunk.start), bisect_left(item.positions, chunk.stop)
-        yield from zip(item.positions[first:stop], encoder.rows(item.inputs.content_hash)[first:stop], strict=True)
+        part = slice(bisect_left(item.positions, chunk.start), bisect_left(item.positions, chunk.stop))
+        rows = encoder.rows(item.inputs.content_hash)[part]
+        yield np.array(item.positions[part], np.int64), np.array(rows, np.int64)
+
+
+def _joined(parts: Sequence[Int64s]) -> Int64s:
+    return np.concatenate(parts) if parts else np.zeros(0, np.int64)

@@ -5,11 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
+import numpy as np
 import torch
 
-from orchestrator.engine.kv_cache import pad_tables, slots_of
+from orchestrator.engine.kv_cache import Int32s, Int64s, pad_tables, slots_of
+from orchestrator.engine.upload import Uploader
 
 WINDOW = "attention within a window"
 BOTH_WAYS = "attention both ways inside an image"
@@ -49,7 +52,7 @@ class AttentionMetadata:
     def num_seqs(self) -> int:
         return self.block_tables.shape[0]
 
-    @property
+    @cached_property
     def num_decodes(self) -> int:
         """How many of the first sequences have one new token; a step's decodes come before its prefills."""
         steps = zip(self.query_starts, self.query_starts[1:], strict=False)
@@ -64,8 +67,35 @@ class AttentionMetadata:
         torch_device: str,
         both_ways: Sequence[Sequence[tuple[int, int]]] = (),
     ) -> AttentionMetadata:
+        """Of a `Layout`, by itself on the device."""
+        layout = Layout.of(spans, tables, block_size, both_ways)
+        return layout.metadata(Uploader(torch_device)(*layout.arrays))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What becomes the metadata of a step, on the host; shapes as there."""
+
+    query_starts: Int32s
+    lengths: Int32s
+    block_tables: Int32s
+    slots: Int64s
+    both_ways: tuple[tuple[tuple[int, int], ...], ...]
+
+    @classmethod
+    def of(
+        cls,
+        spans: Sequence[tuple[int, int]],
+        tables: Sequence[Sequence[int]],
+        block_size: int,
+        both_ways: Sequence[Sequence[tuple[int, int]]] = (),
+    ) -> Layout:
         """From the new positions (start, stop) of each sequence, its block table and its spans that look both ways, of
-        which those without a new position are left out."""
+        which those without a new position are left out.
+
+        Raises:
+            BlockError: a block table ends before its sequence.
+        """
         touched = (
             tuple(
                 tuple(run for run in runs if run[1] > start) for runs, (start, _) in zip(both_ways, spans, strict=True)
@@ -73,29 +103,34 @@ class AttentionMetadata:
             if any(both_ways)
             else ()
         )
-        starts = [0]
-        for start, stop in spans:
-            starts.append(starts[-1] + stop - start)
-        lengths = [stop for _, stop in spans]
-        slots = [
-            slot
-            for (start, stop), table in zip(spans, tables, strict=True)
-            for slot in slots_of(table, start, stop, block_size)
-        ]
-
-        def tensor(values: Sequence[int] | Sequence[Sequence[int]], dtype: torch.dtype) -> torch.Tensor:
-            return torch.tensor(values, dtype=dtype).to(torch_device)
-
+        starts, stops = np.asarray(spans, np.int32).reshape(-1, 2).T
+        slots = [slots_of(table, start, stop, block_size) for (start, stop), table in zip(spans, tables, strict=True)]
         return cls(
-            query_start_loc=tensor(starts, torch.int32),
-            seq_lens=tensor(lengths, torch.int32),
-            block_tables=tensor(pad_tables(tables), torch.int32),
-            slot_mapping=tensor(slots, torch.int64),
-            max_query_len=max(stop - start for start, stop in spans),
-            max_seq_len=max(lengths),
-            query_starts=tuple(starts),
-            lengths=tuple(lengths),
+            query_starts=np.concatenate([[0], np.cumsum(stops - starts)]).astype(np.int32),
+            lengths=stops,
+            block_tables=pad_tables(tables),
+            slots=np.concatenate(slots),
             both_ways=touched if any(touched) else (),
+        )
+
+    @property
+    def arrays(self) -> tuple[Int32s, Int32s, Int32s, Int64s]:
+        """What the device needs to know."""
+        return self.query_starts, self.lengths, self.block_tables, self.slots
+
+    def metadata(self, on_device: Sequence[torch.Tensor]) -> AttentionMetadata:
+        """With `arrays` on the device."""
+        query_start_loc, seq_lens, block_tables, slot_mapping = on_device
+        return AttentionMetadata(
+            query_start_loc=query_start_loc,
+            seq_lens=seq_lens,
+            block_tables=block_tables,
+            slot_mapping=slot_mapping,
+            max_query_len=int(np.diff(self.query_starts).max()),
+            max_seq_len=int(self.lengths.max()),
+            query_starts=tuple(self.query_starts.tolist()),
+            lengths=tuple(self.lengths.tolist()),
+            both_ways=self.both_ways,
         )
 
 
@@ -122,6 +157,7 @@ class AttentionBackend(ABC):
         head_sizes: head sizes it takes; empty for any.
         graph_safe: whether a call with fixed shapes can be captured in a CUDA graph.
         abilities: which of `WINDOW` and `BOTH_WAYS` it heeds in the metadata.
+        new_apart: whether a sequence without context takes another way, with memory of its own.
     """
 
     name: ClassVar[str]
@@ -130,6 +166,7 @@ class AttentionBackend(ABC):
     head_sizes: ClassVar[frozenset[int]] = frozenset()
     graph_safe: ClassVar[bool] = False
     abilities: ClassVar[frozenset[str]] = frozenset()
+    new_apart: ClassVar[bool] = False
 
     @classmethod
     def refusal(cls, device: str, dtype: str, head_size: int, block_size: int | None = None) -> str | None:

@@ -7,28 +7,35 @@ from itertools import pairwise
 from typing import Any, ClassVar
 
 import torch
+import triton
 from triton import next_power_of_2
 
 from orchestrator.engine.attention import triton_kernels as kernels
 from orchestrator.engine.attention.base import WINDOW, AttentionBackend, AttentionMetadata, AttentionShape
-from orchestrator.engine.attention.reference import dense
+from orchestrator.engine.attention.parts import PROGRAMS, is_one_new_sequence, num_splits, prefills, whole
+from orchestrator.engine.attention.tiles import Tiles, decode_tiles, prefill_tiles
 from orchestrator.engine.kv_cache import PADDING_BLOCK
 
 _NO_WINDOW = 1 << 30
-_LONG = 512
-"""New tokens from which on a sequence is worth a launch of its own."""
-_PROGRAMS = 264
-"""Decode programs to aim for: two for each multiprocessor of a large card."""
 
 
 class TritonAttention(AttentionBackend):
-    """Sequences with one new token split their keys over programs; those with more take blocks of rows."""
+    """Sequences with one new token split their keys over programs; those with more take blocks of rows.
+
+    Args:
+        prefill: tiles to take in place of those for the device.
+        decode: as `prefill`.
+    """
 
     name: ClassVar[str] = "triton"
     devices: ClassVar[frozenset[str]] = frozenset({"cuda"})
     dtypes: ClassVar[frozenset[str]] = frozenset({"float32", "float16", "bfloat16"})
     graph_safe: ClassVar[bool] = True
     abilities: ClassVar[frozenset[str]] = frozenset({WINDOW})
+    new_apart: ClassVar[bool] = True
+
+    def __init__(self, prefill: Tiles | None = None, decode: Tiles | None = None) -> None:
+        self._prefill_tiles, self._decode_tiles = prefill, decode
 
     @classmethod
     def refusal(cls, device: str, dtype: str, head_size: int, block_size: int | None = None) -> str | None:
@@ -38,7 +45,7 @@ class TritonAttention(AttentionBackend):
 
     def warm_up(self, shape: AttentionShape, torch_device: str) -> None:
         """See `AttentionBackend`. Triton keeps what it compiled on disk (`~/.triton/cache`, or `TRITON_CACHE_DIR`), so
-        that a later process only loads it."""
+        that a later process only loads it. A window is no kernel of its own."""
         dtype, kv_dtype = getattr(torch, shape.dtype), getattr(torch, shape.kv_dtype)
         cache = torch.zeros(1, shape.block_size, shape.kv_heads, shape.head_size, dtype=kv_dtype, device=torch_device)
         for spans in _variants(shape.kv_heads):
@@ -58,23 +65,25 @@ class TritonAttention(AttentionBackend):
         meta: AttentionMetadata,
         scale: float,
     ) -> torch.Tensor:
+        if is_one_new_sequence(meta):
+            return whole(query, key, value, scale)
         output = torch.empty_like(query, memory_format=torch.contiguous_format)
         decodes = meta.num_decodes
         if decodes:
-            _decode(query[:decodes], k_cache, v_cache, meta, scale, output)
-        for first, stop, whole in _prefills(meta, decodes):
-            if whole:
+            _decode(query[:decodes], k_cache, v_cache, meta, scale, output, self._decode_tiles)
+        for first, stop, by_itself in prefills(meta, decodes):
+            if by_itself:
                 rows = slice(meta.query_starts[first], meta.query_starts[stop])
-                output[rows] = dense(query[rows], key[rows], value[rows], scale, causal=True)
+                output[rows] = whole(query[rows], key[rows], value[rows], scale)
             else:
-                _prefill(query, k_cache, v_cache, meta, first, stop, scale, output)
+                _prefill(query, k_cache, v_cache, meta, first, stop, scale, output, self._prefill_tiles)
         return output
 
 
 def _variants(kv_heads: int) -> Iterator[list[tuple[int, int]]]:
     """Steps on one block that launch each kernel there is: decodes with each number of splits, and a prefill."""
     seen: set[int] = set()
-    for num_seqs in (1 << power for power in range(_PROGRAMS.bit_length() + 1)):
+    for num_seqs in (1 << power for power in range(PROGRAMS.bit_length() + 1)):
         splits = num_splits(num_seqs, kv_heads)
         if splits not in seen:
             seen.add(splits)
@@ -82,26 +91,11 @@ def _variants(kv_heads: int) -> Iterator[list[tuple[int, int]]]:
     yield [(0, 2)]
 
 
-def _prefills(meta: AttentionMetadata, first: int) -> Iterator[tuple[int, int, bool]]:
-    """Ranges of the sequences from `first` on, and whether a range is one long sequence that is new as a whole: for
-    that PyTorch's own kernel is twice as fast."""
-    pending = first
-    for index in range(first, meta.num_seqs):
-        fresh = meta.query_starts[index + 1] - meta.query_starts[index]
-        if fresh == meta.lengths[index] and fresh >= _LONG and (meta.window is None or meta.window >= fresh):
-            if pending < index:
-                yield pending, index, False
-            yield index, index + 1, True
-            pending = index + 1
-    if pending < meta.num_seqs:
-        yield pending, meta.num_seqs, False
-
-
-def num_splits(num_seqs: int, num_kv_heads: int) -> int:
-    """Parts of a sequence's keys: one where heads and sequences already fill the device, else 4 or 16. A function of
-    the shape alone, so that a captured call and a new one agree; and few values, because each is compiled by itself."""
-    wanted = _PROGRAMS / (num_seqs * num_kv_heads)
-    return 1 if wanted <= 1 else 4 if wanted <= 4 else 16
+def _capability(device: torch.device) -> int:
+    """Such as 90; 0 where kernels are interpreted."""
+    if device.type != "cuda":
+        return 0
+    return int(triton.runtime.driver.active.get_current_target().arch)
 
 
 def _precision(dtype: torch.dtype) -> str:
@@ -119,27 +113,31 @@ def _decode(
     meta: AttentionMetadata,
     scale: float,
     output: torch.Tensor,
+    tiles: Tiles | None,
 ) -> None:
-    """The step's first rows, one a sequence."""
+    """The step's first rows, one a sequence. Unsplit they go into `output` (T, heads, head size) at once."""
     rows, heads, width = query.shape
     kv_heads = k_cache.shape[2]
-    splits, padded = num_splits(rows, kv_heads), next_power_of_2(width)
-    partial = torch.empty((rows, heads, splits, width), dtype=torch.float32, device=query.device)
-    maxima = torch.empty((rows, heads, splits), dtype=torch.float32, device=query.device)
-    sums = torch.empty_like(maxima)
+    splits, padded, group = num_splits(rows, kv_heads), next_power_of_2(width), heads // kv_heads
+    tiles = tiles or decode_tiles(group, padded)
+    parts, sums = output.unsqueeze(2), output
+    if splits > 1:
+        parts = torch.empty((rows, heads, splits, width), dtype=torch.float32, device=query.device)
+        # The maximum and the sum of each part.
+        sums = torch.empty((rows, heads, splits, 2), dtype=torch.float32, device=query.device)
     launch: Any = kernels.decode_kernel[(rows, kv_heads, splits)]
     launch(
-        query, k_cache, v_cache, meta.block_tables, meta.seq_lens, partial, maxima, sums,
-        scale, meta.window or _NO_WINDOW, k_cache.shape[1], width,
-        query.stride(0), query.stride(1), *_cache_strides(k_cache), meta.block_tables.stride(0),
-        *maxima.stride(),
-        GROUP=heads // kv_heads, ROWS=max(16, next_power_of_2(heads // kv_heads)), KEYS=64 if padded <= 128 else 32,
-        PADDED=padded, SPLITS=splits, PRECISION=_precision(query.dtype),
+        query, k_cache, v_cache, meta.block_tables, meta.seq_lens, parts, sums, scale, meta.window or _NO_WINDOW,
+        query.stride(0), query.stride(1), *_cache_strides(k_cache), meta.block_tables.stride(0), *parts.stride()[:3],
+        BLOCK=k_cache.shape[1], WIDTH=width, GROUP=group, ROWS=tiles.rows, KEYS=tiles.keys, PADDED=padded,
+        SPLITS=splits, PRECISION=_precision(query.dtype), num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
+    if splits == 1:
+        return
     combine: Any = kernels.combine_kernel[(rows, heads)]
     combine(
-        partial, maxima, sums, output, width, output.stride(0), output.stride(1), maxima.stride(0), maxima.stride(1),
-        SPLITS=splits, PADDED=padded,
+        parts, sums, output, output.stride(0), output.stride(1), parts.stride(0), parts.stride(1),
+        WIDTH=width, SPLITS=splits, PADDED=padded,
     )  # fmt: skip
 
 
@@ -152,21 +150,20 @@ def _prefill(
     stop: int,
     scale: float,
     output: torch.Tensor,
+    tiles: Tiles | None,
 ) -> None:
     """The sequences `first` to `stop` (exclusive), with any number of new tokens."""
     _, heads, width = query.shape
     padded = next_power_of_2(width)
-    narrow = padded <= 128 and query.dtype != torch.float32
-    rows, keys = (128, 64) if narrow else (32, 32)
+    tiles = tiles or prefill_tiles(padded, query.element_size(), _capability(query.device))
     starts = meta.query_starts[first : stop + 1]
     longest = max(after - before for before, after in pairwise(starts))
-    grid = (-(-longest // rows), heads, stop - first)
-    launch: Any = kernels.prefill_kernel[grid]
+    launch: Any = kernels.prefill_kernel[(-(-longest // tiles.rows), heads, stop - first)]
     launch(
         query, k_cache, v_cache, meta.block_tables[first:], meta.seq_lens[first:], meta.query_start_loc[first:], output,
-        scale, meta.window or _NO_WINDOW, k_cache.shape[1], width,
+        scale, meta.window or _NO_WINDOW,
         query.stride(0), query.stride(1), *_cache_strides(k_cache), meta.block_tables.stride(0),
         output.stride(0), output.stride(1),
-        GROUP=heads // k_cache.shape[2], ROWS=rows, KEYS=keys, PADDED=padded, PRECISION=_precision(query.dtype),
-        num_warps=8 if narrow else 4, num_stages=3 if narrow else 2,
+        BLOCK=k_cache.shape[1], WIDTH=width, GROUP=heads // k_cache.shape[2], ROWS=tiles.rows, KEYS=tiles.keys,
+        PADDED=padded, PRECISION=_precision(query.dtype), num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip

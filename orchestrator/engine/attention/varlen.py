@@ -16,9 +16,9 @@ PAGE = 256
 
 
 class VarlenAttention(AttentionBackend):
-    """`torch.nn.attention.varlen.varlen_attn` on the cache's blocks, for decodes and prefills in one call.
+    """Torch's own `varlen_attn` on the cache's blocks; by name only, because no committed record of a GPU covers it.
 
-    `auto` does not choose it, and it counts as not safe in graphs, until a committed record of a GPU covers it.
+    Decodes and prefills go in one call. `auto` does not choose it, and it counts as not safe in graphs.
 
     Args:
         function: stands for `varlen_attn`.
