@@ -29,6 +29,7 @@ PARAMETERS = {
     "qwen2_5_vl_3b": 3_754_622_976,
     "qwen2_5_vl_7b": 8_292_166_656,
     "llava_onevision_7b": 8_030_348_832,
+    "qwen2_audio_7b": 8_397_094_912,
     "opt_125m": 125_239_296,
 }
 SPECIAL = {
@@ -40,6 +41,7 @@ SPECIAL = {
         "<|image_pad|>": 151655,
     },
     "llava_onevision_7b": {"<|im_end|>": 151645, "<image>": 151646, "<video>": 151647},
+    "qwen2_audio_7b": {"<|im_end|>": 151645, "<|AUDIO|>": 151646, "<|audio_eos|>": 151648},
     "opt_125m": {"<pad>": 1, "</s>": 2},
 }
 NAMES = sorted(PARAMETERS)
@@ -74,6 +76,8 @@ def processor_of(folder: Path) -> Any:
 
 
 def model_class_of(config: Any) -> Any:
+    for name in config.architectures or ():
+        return getattr(transformers, name)
     for auto in (transformers.AutoModelForImageTextToText, transformers.AutoModelForCausalLM):
         if type(config) in auto._model_mapping:
             return auto._model_mapping[type(config)]
@@ -210,7 +214,7 @@ def test_the_limits_are_those_of_a_large_device(name: str) -> None:
     assert raw.scheduler.max_num_seqs == 256
     assert raw.scheduler.max_num_batched_tokens >= 8192
     assert (raw.kv.bytes, raw.model.dtype) == ("auto", "bfloat16")
-    assert raw.mm.limit_per_prompt.image == (0 if name == "opt_125m" else 1)
+    assert raw.mm.limit_per_prompt.image == (0 if name in ("opt_125m", "qwen2_audio_7b") else 1)
 
 
 @pytest.mark.parametrize(

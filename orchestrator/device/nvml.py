@@ -102,3 +102,18 @@ def _pynvml() -> Any:
     import pynvml
 
     return pynvml
+
+
+def installed(library: Any = None) -> tuple[str | None, list[str]]:
+    """The driver's version and the names of all cards, without a context; nothing where NVML cannot be asked.
+
+    Args:
+        library: the functions of `pynvml`; None for that package.
+    """
+    try:
+        library = library if library is not None else _pynvml()
+        library.nvmlInit()
+        handles = [library.nvmlDeviceGetHandleByIndex(index) for index in range(library.nvmlDeviceGetCount())]
+        return str(library.nvmlSystemGetDriverVersion()), [str(library.nvmlDeviceGetName(each)) for each in handles]
+    except Exception:
+        return None, []

@@ -85,6 +85,20 @@ def write_llava_onevision(folder: Path, vocab_size: int) -> None:
     _write(folder, processor, eos=[151645, 151643])
 
 
+def write_qwen2_audio(folder: Path, vocab_size: int) -> None:
+    """Qwen2-Audio: a token for 40 ms of a recording, of which the processor takes 30 s."""
+    marks = ("<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>")
+    tokenizer = _qwen_tokenizer(vocab_size, [*_QWEN, *marks], max_length=8192)
+    make: Any = transformers.Qwen2AudioProcessor
+    make_ears: Any = transformers.WhisperFeatureExtractor
+    processor = make(
+        feature_extractor=make_ears(feature_size=128),
+        tokenizer=tokenizer,
+        chat_template=chat_template({"audio": "<|audio_bos|><|AUDIO|><|audio_eos|>"}),
+    )
+    _write(folder, processor, eos=[151645, 151643])
+
+
 def write_opt(folder: Path, vocab_size: int) -> None:
     """OPT: text only, no chat template; every text begins with the token that also ends one."""
     special = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3}

@@ -39,7 +39,7 @@ class InternVL25(RealModel):
 
     name: ClassVar[str] = "internvl2_5_8b"
     version: ClassVar[int] = 1
-    hub_id: ClassVar[str] = "OpenGVLab/InternVL2_5-8B-HF"
+    hub_id: ClassVar[str] = "OpenGVLab/InternVL2_5-8B"
 
     def _write_processor(self, folder: Path, vocab_size: int) -> None:
         from orchestrator.engine.models.processors_like import write_internvl2_5
@@ -79,6 +79,19 @@ class LlavaOnevision7B(RealModel):
         from orchestrator.engine.models.processors_like import write_llava_onevision
 
         write_llava_onevision(folder, vocab_size)
+
+
+class Qwen2Audio7B(RealModel):
+    """Qwen2-Audio-7B-Instruct."""
+
+    name: ClassVar[str] = "qwen2_audio_7b"
+    version: ClassVar[int] = 1
+    hub_id: ClassVar[str] = "Qwen/Qwen2-Audio-7B-Instruct"
+
+    def _write_processor(self, folder: Path, vocab_size: int) -> None:
+        from orchestrator.engine.models.processors_like import write_qwen2_audio
+
+        write_qwen2_audio(folder, vocab_size)
 
 
 class Opt125M(RealModel):
