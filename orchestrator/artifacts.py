@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+from orchestrator.beside import Moment
 from orchestrator.engine.base import CapturedGraph, Engine
 from orchestrator.modality.base import DummyBatch
 from orchestrator.modality.budget import EncoderBudget
 from orchestrator.state import Key
+
+if TYPE_CHECKING:
+    from orchestrator.stage import Context
 
 
 @dataclass(frozen=True)
@@ -55,3 +60,7 @@ PROFILE: Key[Profile] = Key("profile", Profile)
 GRAPHS: Key[Graphs] = Key("graphs", Graphs)
 KV_CACHE: Key[KVAllocation] = Key("kv_cache", KVAllocation)
 VERIFIED: Key[bool] = Key("verified", bool)
+
+MODEL_KNOWN: Moment[tuple[Context, Engine]] = Moment("model known")
+"""The engine knows its model and turns media into its inputs; the weights are read next. With the context of the stage
+that reads them."""

@@ -22,7 +22,7 @@ class Key(Generic[T]):
 
 
 class State:
-    """Artifacts by key. Written once, readable by all, dropped by `release`."""
+    """Artifacts by key. Written once, readable by all, dropped by `release`, put right by `correct`."""
 
     def __init__(self) -> None:
         self._values: dict[str, Any] = {}
@@ -39,6 +39,16 @@ class State:
         if not isinstance(value, key.type):
             raise PipelineError(f"the artifact '{key}' is a {key.type.__name__}, not a {type(value).__name__}")
         self._values[key.name] = value
+
+    def correct(self, key: Key[T], value: T) -> None:
+        """Put `value` in place of one that was found wrong.
+
+        Raises:
+            PipelineError: there is none, or the value has another type.
+        """
+        self.get(key)
+        del self._values[key.name]
+        self.put(key, value)
 
     def get(self, key: Key[T]) -> T:
         """The value of `key`.

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
+from orchestrator.cache import Entry
+from orchestrator.engine.remembering import Around
 from orchestrator.modality.base import DummyBatch, MediaInputs
 
 
@@ -23,6 +26,18 @@ class _Outline:
         shapes = {name: tuple(item.tensors[name].shape) for name in floats}
         kept = {name: tensor.clone() for name, tensor in item.tensors.items() if name not in floats}
         return cls(replace(item, tensors=kept), shapes)
+
+    @classmethod
+    def read(cls, modality: str, said: dict[str, Any], tensors: dict[str, torch.Tensor], place: str) -> _Outline:
+        rows, shapes = int(said["rows"]), {name: tuple(shape) for name, shape in said["shapes"].items()}
+        integers = {
+            name.removeprefix(place): tensor.clone() for name, tensor in tensors.items() if name.startswith(place)
+        }
+        return cls(MediaInputs(modality, [], [True] * rows, integers, f"dummy {modality}"), shapes)
+
+    @property
+    def integers(self) -> dict[str, torch.Tensor]:
+        return self.item.tensors
 
     def build(self, torch_device: str, dtype: torch.dtype) -> MediaInputs:
         made = {name: torch.zeros(shape, device=torch_device, dtype=dtype) for name, shape in self.shapes.items()}
@@ -56,12 +71,57 @@ class WorstStep:
         draw: Callable[[int], None],
         torch_device: str,
         dtype: torch.dtype,
+        around: Around,
     ) -> None:
-        """Run the parts again, one after the other as in serving, on inputs that are made on the device."""
+        """Run the parts again, one after the other as in serving, on inputs that are made on the device.
+
+        Args:
+            around: see `RemembersSteps.repeat_parts`.
+        """
         for outlines, items in list(self._items):
-            made = {modality: outline.build(torch_device, dtype) for modality, outline in outlines.items()}
-            encode(DummyBatch(made), items)
+            with around(f"encoder.{'mixed' if len(items) > 1 else next(iter(items))}"):
+                made = {modality: outline.build(torch_device, dtype) for modality, outline in outlines.items()}
+                encode(DummyBatch(made), items)
         if self._tokens is not None:
-            compute(*self._tokens)
+            with around("language_model"):
+                compute(*self._tokens)
         if self._rows:
-            draw(self._rows)
+            with around("logits"):
+                draw(self._rows)
+
+    def entry(self) -> Entry:
+        """As `of` reads it: what is computed is decided by shapes, sizes and grids, not by pixels or tokens."""
+        tensors: dict[str, torch.Tensor] = {}
+        steps: list[dict[str, Any]] = []
+        for outlines, items in self._items:
+            said = {}
+            for modality, outline in outlines.items():
+                place = f"{len(steps)}.{modality}."
+                tensors |= {place + name: tensor for name, tensor in outline.integers.items()}
+                said[modality] = {"rows": outline.item.num_embeds, "shapes": outline.shapes}
+            steps.append({"items": items, "outlines": said})
+        return Entry(tensors, {"encoder": steps, "tokens": self._tokens, "rows": self._rows})
+
+    @classmethod
+    def of(cls, entry: Entry) -> WorstStep:
+        """
+        Raises:
+            ValueError: not an entry of a step.
+        """
+        step = cls()
+        try:
+            for number, said in enumerate(entry.meta["encoder"]):
+                outlines = {
+                    modality: _Outline.read(modality, each, entry.tensors, f"{number}.{modality}.")
+                    for modality, each in said["outlines"].items()
+                }
+                items = {modality: int(count) for modality, count in said["items"].items()}
+                if items.keys() != outlines.keys():
+                    raise ValueError("items without a shape")
+                step._items.append((outlines, items))
+            tokens = entry.meta["tokens"]
+            step._tokens = None if tokens is None else (int(tokens[0]), int(tokens[1]))
+            step._rows = int(entry.meta["rows"])
+        except (KeyError, TypeError, IndexError, AttributeError) as error:
+            raise ValueError(f"{type(error).__name__}: {error}") from None
+        return step

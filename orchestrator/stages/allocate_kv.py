@@ -9,9 +9,10 @@ from orchestrator.config import Config as RootConfig
 from orchestrator.engine.base import Engine
 from orchestrator.memory.budget import KVBudget, kv_budget
 from orchestrator.memory.fit import most_blocks
-from orchestrator.memory.snapshot import peak_of
 from orchestrator.stage import Context, Stage, StageConfig
+from orchestrator.stages.plan_check import checked_rehearsal
 from orchestrator.stages.room import needed_blocks, outside_bytes, refuse_before_allocating, wanted_blocks
+from orchestrator.startup_plan import startup_plan
 from orchestrator.state import Key
 from orchestrator.units import format_size
 
@@ -48,6 +49,7 @@ class AllocateKV(Stage[AllocateKVConfig]):
         _cap(ctx)
         allocation = KVAllocation(blocks, block_size, bytes_per_block, blocks * bytes_per_block, limited_by)
         ctx.state.put(KV_CACHE, allocation)
+        _keep_what_was_learned(ctx)
         ctx.metrics.update(
             num_gpu_blocks=blocks, bytes=allocation.bytes, padding_bytes=bytes_per_block, limited_by=limited_by
         )
@@ -65,15 +67,26 @@ def _reserve_encoder_cache(ctx: Context, engine: Engine) -> None:
 def _rehearse(ctx: Context, engine: Engine) -> None:
     """Run the worst step once more, now that libraries are loaded, caches empty and graphs captured: what the allocator
     reserves for it, fragments included, is what serving must find free beside the KV cache. What the process then
-    holds is read, so that the cache is sized by that and not by the sum of what was accounted for."""
-    if ctx.state.has(PROFILE) and ctx.config.kv.bytes == "auto":
-        with ctx.span("rehearsal"), peak_of(ctx.device) as peak:
-            engine.repeat_worst_step()
-            ctx.device.synchronize()
-        ctx.ledger.charge("peak_activation", peak.charged_bytes)
-        ctx.metrics.update(rehearsed_bytes=peak.reserved_bytes, rehearsed_allocated_bytes=peak.above_bytes)
+    holds is read, so that the cache is sized by that and not by the sum of what was accounted for. A start-up plan is
+    held against it, also where the cache's size is given; a CPU's readings are too coarse for that."""
+    auto = ctx.config.kv.bytes == "auto"
+    if ctx.state.has(PROFILE) and (auto or (startup_plan(ctx).learned is not None and ctx.ledger.source != "rss")):
+        rehearsal = checked_rehearsal(ctx, engine)
+        if auto:
+            ctx.ledger.charge("peak_activation", rehearsal.peak.charged_bytes)
+        ctx.metrics.update(
+            rehearsed_bytes=rehearsal.peak.reserved_bytes, rehearsed_allocated_bytes=rehearsal.peak.above_bytes
+        )
     ctx.device.empty_cache()
     ctx.ledger.read_at_rest(ctx.device.snapshot())
+
+
+def _keep_what_was_learned(ctx: Context) -> None:
+    if ctx.state.has(PROFILE):
+        plan = startup_plan(ctx)
+        plan.compare_graphs(ctx)
+        plan.keep(ctx)
+        plan.note(ctx)
 
 
 def _cap(ctx: Context) -> None:

@@ -1,15 +1,18 @@
-"""The profile run: a step at the limits, part by part, and what each part takes above what stays."""
+"""The profile run: a step at the limits, part by part, and what each part takes above what stays; or what an earlier
+start of the same fingerprint measured."""
 
 from __future__ import annotations
 
-from orchestrator.artifacts import DUMMY, ENGINE, PROFILE, Profile
-from orchestrator.config import Config
+from orchestrator.artifacts import DUMMY, ENGINE, PROFILE
 from orchestrator.engine.base import Engine
-from orchestrator.memory.snapshot import Peak, peak_of
-from orchestrator.modality.base import DummyBatch
-from orchestrator.modality.budget import EncoderBudget, encoder_budget
+from orchestrator.engine.remembering import RemembersSteps
+from orchestrator.memory.snapshot import peak_of
+from orchestrator.modality.budget import EncoderBudget
 from orchestrator.stage import Context, Stage, StageConfig
-from orchestrator.stages.encoder_profile import profile_encoder
+from orchestrator.stages.dummy_batch import make_batch
+from orchestrator.stages.profiling import budget_for, compile_kernels, measure, note, step_tokens
+from orchestrator.stages.room import refuse_before_capture
+from orchestrator.startup_plan import Measured, StartupPlan, startup_plan
 from orchestrator.units import format_size
 
 
@@ -28,68 +31,56 @@ class ProfileRun(Stage[ProfileRunConfig]):
     )
 
     def run(self, ctx: Context) -> str:
-        engine, dummy = ctx.state.get(ENGINE), ctx.state.get(DUMMY)
-        budget = _budget(ctx.config, dummy)
-        ctx.ledger.charge("encoder_cache", engine.reserve_encoder_cache(budget.cache_size))
-        parts = _profile_language_model(ctx, engine)
-        # After the language model: what is reserved for that is the encoder's to use as well.
-        encoder = profile_encoder(ctx, engine, dummy, budget, max(peak.charged_bytes for peak in parts.values()))
-        parts |= encoder.parts
-        peaks = {part: peak.charged_bytes for part, peak in parts.items()}
-        shapes = {modality: item.shape for modality, item in dummy.items.items()}
-        profile = Profile(
-            peaks=peaks,
-            encoder_budget=budget,
-            item_shapes=shapes,
-            micro_batch=encoder.micro_batch,
-            piece_tokens=encoder.piece_tokens,
-        )
+        engine, plan = ctx.state.get(ENGINE), startup_plan(ctx)
+        taken_over = _take_over(ctx, engine, plan) if plan.learned is not None else None
+        measured, budget = taken_over or _measure(ctx, engine, plan)
+        profile = measured.profile(budget)
         ctx.ledger.charge("peak_activation", profile.peak_activation)
-        kept = encoder.trials_kept_bytes + sum(peak.kept_bytes for peak in parts.values())
-        ctx.ledger.charge("workspace", kept)
-        ctx.peaks.update({part: peak.above_bytes for part, peak in parts.items()})
         _charge_non_torch(ctx)
-        ctx.metrics.update(
-            peaks_bytes=peaks,
-            allocated_bytes={part: peak.above_bytes for part, peak in parts.items()},
-            kept_bytes={part: peak.kept_bytes for part, peak in parts.items()},
-            set_by=profile.set_by,
-            peak_activation_bytes=profile.peak_activation,
-            encoder_compute_budget=budget.compute_budget,
-            encoder_cache_size=budget.cache_size,
-            items_per_step=budget.items_per_step,
-            encoder_items=encoder.items,
-            micro_batch=encoder.micro_batch,
-            piece_tokens=encoder.piece_tokens,
-            micro_batch_trials_bytes=encoder.trials,
-        )
+        note(ctx, measured, budget)
+        plan.note(ctx)
         ctx.state.put(PROFILE, profile)
-        return f"peak {format_size(profile.peak_activation)}, set by {profile.set_by}"
+        line = f"peak {format_size(profile.peak_activation)}, set by {profile.set_by}"
+        if taken_over is None:
+            return line
+        refuse_before_capture(ctx, engine)
+        return f"{line}, {plan.origin}"
 
 
-def _budget(config: Config, dummy: DummyBatch) -> EncoderBudget:
-    encoder = config.encoder
-    return encoder_budget(
-        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
-        max_tokens_per_item=dummy.tokens_per_item,
-        compute_budget=None if encoder.compute_budget == "auto" else encoder.compute_budget,
-        cache_size=None if encoder.cache_size == "auto" else encoder.cache_size,
-    )
+def _measure(ctx: Context, engine: Engine, plan: StartupPlan) -> tuple[Measured, EncoderBudget]:
+    dummy = ctx.state.get(DUMMY) if ctx.state.has(DUMMY) else make_batch(ctx, engine)[0]
+    budget = budget_for(ctx.config, dummy.tokens_per_item)
+    ctx.ledger.charge("encoder_cache", engine.reserve_encoder_cache(budget.cache_size))
+    measured = plan.measured = measure(ctx, engine, dummy, budget)
+    ctx.ledger.charge("workspace", measured.kept_bytes)
+    ctx.peaks.update({name: part.above for name, part in measured.parts.items()})
+    return measured, budget
 
 
-def _profile_language_model(ctx: Context, engine: Engine) -> dict[str, Peak]:
-    scheduler = ctx.config.scheduler
-    new = min(scheduler.max_num_batched_tokens, scheduler.max_num_seqs * engine.max_model_len)
-    # A chunk at the end of the longest sequence reads the most context; without any, nothing is read from the cache.
-    context = max(1, engine.max_model_len - new)
-    with ctx.span("compile kernels"):
-        engine.compile_kernels()
-    with ctx.span("language_model"), peak_of(ctx.device) as step:
-        engine.dummy_step(new, context)
-    with ctx.span("logits"), peak_of(ctx.device) as logits:
-        engine.dummy_logits(scheduler.max_num_seqs)
+def _take_over(ctx: Context, engine: Engine, plan: StartupPlan) -> tuple[Measured, EncoderBudget] | None:
+    """What the plan knows, and the engine as a profile would have left it; None where the plan cannot be used.
+
+    A short step loads what later steps run, so that the readings around the graphs are of the graphs.
+    """
+    assert plan.learned is not None and isinstance(engine, RemembersSteps)
+    measured = plan.learned.facts.measured
+    compiling = compile_kernels(ctx, engine)
+    new, context = step_tokens(ctx, engine)
+    rows = min(new, ctx.config.scheduler.max_num_seqs)
+    with ctx.span("warm up"), peak_of(ctx.device) as warm:
+        engine.dummy_step(rows, context)
+        engine.dummy_logits(rows)
+    try:
+        engine.adopt_step(plan.learned.step)
+    except ValueError as error:
+        plan.drifted(ctx, f"its step cannot be used: {error}")
+        return None
+    budget = budget_for(ctx.config, measured.most_tokens)
+    ctx.ledger.charge("encoder_cache", engine.reserve_encoder_cache(budget.cache_size))
+    engine.set_micro_batch(measured.micro_batch, measured.piece_tokens)
+    ctx.ledger.charge("workspace", compiling.kept_bytes + warm.kept_bytes)
     ctx.metrics.update(num_tokens=new, context_tokens=context)
-    return {"language_model": step, "logits": logits}
+    return measured, budget
 
 
 def _charge_non_torch(ctx: Context) -> None:

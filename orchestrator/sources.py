@@ -1,0 +1,76 @@
+"""Fingerprints of code: what was learned or made with other code is not taken over."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Iterable
+from pathlib import Path
+
+import orchestrator
+
+ROOMS = ("orchestrator", "conf", "plugins")
+"""What a checkout consists of, tests apart; in an installation the first has all."""
+_SUFFIXES = {".py", ".yaml", ".toml", ".json"}
+
+
+def installation() -> Path:
+    """The folder that the package lies in: a checkout's, or `site-packages`."""
+    return Path(orchestrator.__file__).resolve().parent.parent
+
+
+def checkout() -> Path | None:
+    """The checkout that the package runs from; None where it is installed."""
+    root = installation()
+    return root if (root / "pyproject.toml").is_file() else None
+
+
+def sources_hash(root: Path | None = None) -> str:
+    """Of every file of a checkout: package, configuration and plugins, tests apart. None: of what runs here."""
+    rooms = ROOMS if root is not None or checkout() is not None else ROOMS[:1]
+    place = root or installation()
+    digest = hashlib.sha256()
+    for path in sorted(path for room in rooms for path in (place / room).rglob("*")):
+        if path.suffix in _SUFFIXES and not {"tests", "__pycache__"} & set(path.relative_to(place).parts):
+            digest.update(path.relative_to(place).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def own_code(package: Path | None = None) -> str:
+    """Of every module of a package's folder; None for this package."""
+    root = package or Path(orchestrator.__file__).parent
+    return _digest(root, root.rglob("*.py"))
+
+
+def code_of(kind: type) -> list[str]:
+    """Of the files of a class and of what it derives from, and of the other modules in their packages' folders."""
+    return sorted({_neighbourhood(Path(file)) for file in _files(kind)})
+
+
+def identity_of(kind: type) -> list[str]:
+    """Which class it is, and what code it has."""
+    return [f"{kind.__module__}:{kind.__qualname__}", *code_of(kind)]
+
+
+def _files(kind: type) -> Iterable[str]:
+    for each in kind.__mro__:
+        try:
+            yield inspect.getfile(each)
+        except (TypeError, OSError):
+            continue
+
+
+def _neighbourhood(file: Path) -> str:
+    in_package = (file.parent / "__init__.py").is_file()
+    return _digest(file.parent, file.parent.glob("*.py") if in_package else (file,))
+
+
+def _digest(root: Path, files: Iterable[Path]) -> str:
+    digest = hashlib.sha256()
+    for file in sorted(files):
+        try:
+            content = file.read_bytes()
+        except OSError:
+            content = b"unreadable"
+        digest.update(f"{file.relative_to(root)}:{len(content)}:".encode() + content)
+    return digest.hexdigest()
