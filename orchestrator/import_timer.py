@@ -1,4 +1,4 @@
-"""Seconds that imports take, by top-level package, wherever in a run they happen."""
+"""Seconds that imports take, by package, wherever in a run they happen."""
 
 from __future__ import annotations
 
@@ -7,19 +7,29 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType, TracebackType
 from typing import Any
 
 
+@dataclass(frozen=True)
+class PackageTime:
+    """Seconds of a top-level package, and of the modules and packages right below it, the slowest first."""
+
+    package: str
+    s: float
+    parts: dict[str, float]
+
+
 class ImportTimer:
     """While it is entered, times every module that its thread imports from a file.
 
-    `seconds` has each package's own time: what it pulls in of other packages counts for those.
+    A package's time is its own: what it pulls in of other packages counts for those.
     """
 
     def __init__(self) -> None:
-        self.seconds: dict[str, float] = defaultdict(float)
+        self._seconds: dict[str, float] = defaultdict(float)
         self._running: list[str] = []
         self._since = 0.0
         self._thread = threading.get_ident()
@@ -33,22 +43,30 @@ class ImportTimer:
     ) -> None:
         sys.meta_path.remove(self)
 
+    def packages(self) -> list[PackageTime]:
+        """What was imported so far, the slowest package first."""
+        parts: dict[str, dict[str, float]] = defaultdict(dict)
+        for name, seconds in sorted(self._seconds.items(), key=lambda item: -item[1]):
+            parts[name.partition(".")[0]][name] = seconds
+        found = [PackageTime(package, sum(below.values()), below) for package, below in parts.items()]
+        return sorted(found, key=lambda each: -each.s)
+
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if threading.get_ident() != self._thread:
             return None
         spec = PathFinder.find_spec(name, path, target)
         # Python's own loaders keep an attribute; a foreign one may not, and then goes untimed.
         if spec is not None and hasattr(spec.loader, "exec_module") and hasattr(spec.loader, "__dict__"):
-            self._time(spec.loader, name.partition(".")[0])
+            self._time(spec.loader, ".".join(name.split(".")[:2]))
         return spec
 
-    def _time(self, loader: Any, package: str) -> None:
+    def _time(self, loader: Any, part: str) -> None:
         original = loader.exec_module
 
         def timed(module: ModuleType) -> None:
             del loader.exec_module
             self._switch()
-            self._running.append(package)
+            self._running.append(part)
             try:
                 original(module)
             finally:
@@ -58,8 +76,8 @@ class ImportTimer:
         loader.exec_module = timed
 
     def _switch(self) -> None:
-        """Book the time since the last switch on the package that was running."""
+        """Book the time since the last switch on the part that was running."""
         now = time.perf_counter()
         if self._running:
-            self.seconds[self._running[-1]] += now - self._since
+            self._seconds[self._running[-1]] += now - self._since
         self._since = now

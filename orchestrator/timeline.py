@@ -14,8 +14,12 @@ class Timeline:
         self.spans: list[Span] = []
         self._since = 0.0
 
-    def mark(self, name: str) -> None:
-        now = self.clock.now()
+    def mark(self, name: str, at_s: float | None = None) -> None:
+        """
+        Args:
+            at_s: when it ended, if that is not now.
+        """
+        now = self.clock.now() if at_s is None else at_s
         self.spans.append(Span(name=name, start_s=self._since, wall_s=now - self._since))
         self._since = now
 
