@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+from orchestrator.card import contradiction
 from orchestrator.config import Config
 from orchestrator.device.base import Device
 from orchestrator.events import Events
@@ -26,7 +27,7 @@ class Place:
 
     ledger: Ledger
     notes: list[str]
-    """For whom it waited, and how long."""
+    """For whom it waited, and how long; that `gpu.spec` describes another device."""
     _promise: Kept | None
     _gate: ExitStack
 
@@ -79,7 +80,11 @@ def open_device(device: Device, config: Config, run_dir: str, events: Events, de
         if ledger.source != "device_delta":
             gate.close()
         undo.pop_all()
-    return Place(ledger, [line for line in notes if line.startswith("waited")], promise, gate)
+    kept = [line for line in notes if line.startswith("waited")]
+    if line := contradiction(config.gpu.spec, device.info(), total_given=config.gpu.total_bytes is not None):
+        events.info(line)
+        kept.append(line)
+    return Place(ledger, kept, promise, gate)
 
 
 def _asks_share(config: Config) -> bool:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from orchestrator.beside import Beside
 from orchestrator.cache import Cache
 from orchestrator.clock import Clock
 from orchestrator.config import Config as RootConfig
@@ -20,6 +21,7 @@ from orchestrator.events import Events
 from orchestrator.memory.ledger import Ledger
 from orchestrator.records import Span
 from orchestrator.state import Key, State
+from orchestrator.tracking import FinishedRun
 
 
 class StageConfig(BaseModel):
@@ -59,6 +61,8 @@ class Context:
     clock: Clock
     run_dir: Path
     resolver: Resolver
+    run_id: str = ""
+    """The record's; empty where there is no record."""
     cleanup: ExitStack = field(default_factory=ExitStack)
     metrics: dict[str, Any] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
@@ -67,6 +71,14 @@ class Context:
     """Parts of this stage that measured their own peak: live tensors above where the part began, in bytes."""
     abandon: Callable[[StageError], None] | None = None
     """What is left to do about a stage that hangs; None: nothing."""
+    beside: Beside | None = None
+    """Where work runs beside the stages; None: nothing runs beside them."""
+    is_beside: bool = False
+
+    def apart(self) -> Context:
+        """For work beside other stages: its own metrics and spans, and a clock that does not wait for the device, which
+        the work must not use."""
+        return replace(self, metrics={}, spans=[], open_spans=[], peaks={}, is_beside=True)
 
     def resolve(self, group: str, name: str) -> Any:
         """The class or function that `name` means in a plugin group (`engines`, `profilers`, `loaders`, ...).
@@ -78,13 +90,14 @@ class Context:
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
-        """Time a part of the stage. Waits for the device before it reads the clock."""
+        """Time a part of the stage. Waits for the device before it reads the clock, unless it runs beside others."""
         start = self.clock.now()
         self.open_spans.append(name)
         try:
             yield
         finally:
-            self.device.synchronize()
+            if not self.is_beside:
+                self.device.synchronize()
             self.open_spans.pop()
             self.spans.append(Span(name=name, start_s=start, wall_s=self.clock.now() - start))
 
@@ -118,6 +131,16 @@ class Stage(ABC, Generic[C]):
             UserError: with the field, the value given and what would work.
         """
         return
+
+    def begin(self, config: RootConfig, resolve: Resolver, beside: Beside) -> None:
+        """Leave work that is to run beside earlier stages; called before modules are imported, once the configuration
+        is known to be right. `run` waits for it, and does without where it was not begun."""
+        return
+
+    def concluded(self, run: FinishedRun, resolve: Resolver) -> str | None:
+        """Called once the record is written, however the run ended and whether this stage ran or not; the returned text
+        is shown. What it raises is a warning: the start is what it was."""
+        return None
 
     @abstractmethod
     def run(self, ctx: Context) -> str | None:

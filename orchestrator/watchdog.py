@@ -103,7 +103,7 @@ class _Watch:
         self._ended.set()
         with self._firing:
             if not self._by_signal:
-                _raise_in(self._ident, None)
+                raise_in(self._ident, None)
         if self._last_resort:
             faulthandler.cancel_dump_traceback_later()
             self._last_resort = False
@@ -128,15 +128,15 @@ class _Watch:
         if self._by_signal:
             signal.pthread_kill(self._ident, _SIGNAL)
         else:
-            _raise_in(self._ident, _TimeIsUp)
+            raise_in(self._ident, _TimeIsUp)
 
     def _raise(self, _signum: int, _frame: FrameType | None) -> None:
         if self.error is not None:
             raise _TimeIsUp
 
 
-def _raise_in(ident: int, error: type[BaseException] | None) -> None:
-    """Raise in a thread at its next instruction; None takes back what has not been raised yet."""
+def raise_in(ident: int, error: type[BaseException] | None) -> None:
+    """Raise in a thread at its next instruction of Python; None takes back what has not been raised yet."""
     target = ctypes.py_object(error) if error is not None else None
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), target)
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 
-from orchestrator import Context, Key, Output, Request, Stage, StageConfig, StageError
+from orchestrator import Context, ItemSpec, Key, Output, Request, Stage, StageConfig, StageError
 from orchestrator.config import Config
 from orchestrator.engine.attention.base import AttentionMetadata
 from orchestrator.engine.attention.reference import ReferenceAttention
+from orchestrator.engine.base import WeightsReport
 from orchestrator.engine.transformers import TransformersEngine
+from orchestrator.events import Events
+from orchestrator.modality.generic import GenericProfiler
 from orchestrator.units import MiB
 
 NOTHING: Key[int] = Key("nothing", int)
@@ -44,11 +50,67 @@ class Sleep(Stage[StageConfig]):
         time.sleep(600)
 
 
+class ImportsMore(Stage[StageConfig]):
+    """A module that nothing else needs, of a package that is there."""
+
+    def run(self, ctx: Context) -> None:
+        import json.tool  # noqa: F401
+
+
+class Surroundings(Stage[StageConfig]):
+    """Tells what a process is given by the one that starts it."""
+
+    def run(self, ctx: Context) -> None:
+        ctx.metrics["folder"] = os.getcwd()  # noqa: PTH109 - not resolved
+        names = ("CUDA_VISIBLE_DEVICES", "MINE", "OPENBLAS_NUM_THREADS")
+        ctx.metrics["environment"] = {name: os.environ.get(name) for name in names}
+        ctx.metrics["typed"] = sys.stdin.readline().strip()
+        ctx.metrics["cores"] = len(os.sched_getaffinity(0))
+
+
+class Segfault(Stage[StageConfig]):
+    def run(self, ctx: Context) -> None:
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+
+class Meet(Stage[StageConfig]):
+    """Ends when another start, with another value of MINE, has come to this stage in the same folder."""
+
+    def run(self, ctx: Context) -> None:
+        mine = int(os.environ["MINE"])
+        Path(f"met{mine}").touch()
+        while not Path(f"met{1 - mine}").exists():
+            time.sleep(0.01)
+
+
 class Needy(Stage[StageConfig]):
     requires = (NOTHING,)
 
     def run(self, ctx: Context) -> None:
         return None
+
+
+class BrokenProfiler(GenericProfiler):
+    def costliest(self, modality: str) -> ItemSpec:
+        raise StageError("the tape measure broke")
+
+
+class SlowProfiler(GenericProfiler):
+    """Leaves a file when it is asked, and answers after longer than any test waits."""
+
+    def costliest(self, modality: str) -> ItemSpec:
+        Path("asleep").touch()
+        for _ in range(60_000):
+            time.sleep(0.01)
+        return super().costliest(modality)
+
+
+class NoWeights(TransformersEngine):
+    """Its weights are lost once all else is known of the model."""
+
+    def load(self, events: Events, admit: Callable[[int], None] | None = None) -> WeightsReport:
+        super().load(events, admit)
+        raise StageError("the weights fell off the bus")
 
 
 class NoImports(TransformersEngine):

@@ -10,7 +10,7 @@ import pytest
 import transformers
 
 from orchestrator.engine.base import Engine, Media, Output, Request
-from orchestrator.engine.kv_cache import BlockPool, slots_of
+from orchestrator.engine.kv_cache import BlockPool, Int64s, slots_of
 from orchestrator.engine.transformers import TransformersEngine
 from orchestrator.errors import CheckpointError, ConfigError, StageError, VerificationError
 from orchestrator.events import SilentEvents
@@ -254,8 +254,8 @@ def test_garbage_in_a_block_shows_in_the_logprobs(vlm: Path) -> None:
 
 
 def test_a_slot_off_by_one_shows_in_the_logprobs(engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    def off(table: Any, start: int, stop: int, block_size: int) -> list[int]:
-        return [slot + 1 for slot in slots_of(table, start, stop, block_size)]
+    def off(table: Any, start: int, stop: int, block_size: int) -> Int64s:
+        return slots_of(table, start, stop, block_size) + 1
 
     monkeypatch.setattr("orchestrator.engine.attention.base.slots_of", off)
     assert faults(engine, [MIXED[1]], engine.generate([MIXED[1]])) > 1e-2

@@ -217,13 +217,13 @@ def test_dummies_of_several_steps_do_not_push_each_other_out(tmp_path: Path) -> 
 def test_a_thousand_requests_are_not_all_processed_at_once(tmp_path: Path) -> None:
     engine = make_engine(internvl_folder(tmp_path), scheduler={"max_num_seqs": 2, "max_num_batched_tokens": 64})
     prompts, made = engine._need().prompts, []
-    process = prompts._process
+    process = prompts.processed
 
     def counting(media: Media, key: str) -> Any:
         made.append(len(engine.steps))
         return process(media, key)
 
-    prompts._process = counting  # type: ignore[method-assign]
+    prompts.processed = counting  # type: ignore[method-assign]
     outputs = engine.generate(
         [request(PLACEHOLDER, image(n), name=str(n), chat=False, max_tokens=2) for n in range(30)]
     )

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from orchestrator.beside import Beside
 from orchestrator.events import Events
 from orchestrator.memory.budget import kv_bytes_per_token
-from orchestrator.modality.base import DummyBatch, MediaInputs
+from orchestrator.modality.base import DummyBatch, ItemSpec, MediaInputs
 
 
 @dataclass(frozen=True)
@@ -106,13 +108,15 @@ class KVSpec:
 
 @dataclass(frozen=True)
 class WeightsReport:
-    """What was loaded: bytes on the device, parameters, and how it came there."""
+    """What was loaded: bytes on the device, parameters, and how it came there; `seconds` from an empty model to a
+    filled one."""
 
     bytes: int
     parameters: int
     files: int
     loader: str
     dtype: str
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -129,8 +133,6 @@ class Engine(Protocol):
     kv_spec: KVSpec
     max_model_len: int
     """Tokens of the longest sequence, resolved against the model."""
-    processor: Any
-    """The model's Hugging Face processor; the tokenizer for a model without media."""
     model_config: Any
     """The model's transformers configuration."""
     processor_identity: str
@@ -138,12 +140,17 @@ class Engine(Protocol):
     encoder_dtype: str
     """The element type in which the encoder takes pixels and spectrograms, such as bfloat16."""
 
+    @property
+    def processor(self) -> Any:
+        """The model's Hugging Face processor; the tokenizer for a model without media."""
+
     def load(self, events: Events, admit: Callable[[int], None] | None = None) -> WeightsReport:
         """Read the checkpoint and put the weights on the device.
 
         Args:
             admit: called with the bytes that the weights will take, once `kv_spec` and `max_model_len` are known and
-                before the first of them is read; what it raises ends the loading.
+                before the first of them is read; what it raises ends the loading. From then on `processor`,
+                `modalities`, `media_inputs` and `prompt_tokens` may be used, also from other threads.
         """
 
     def modalities(self) -> tuple[str, ...]:
@@ -236,3 +243,37 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Give back everything. May be called at any time and again."""
+
+
+@runtime_checkable
+class Foresees(Protocol):
+    """An engine that can tell what a step will take before its weights are read."""
+
+    def least_peak(self) -> int:
+        """Bytes that the costliest step takes at least above what stays; 0 where that is not known. Only while `load`
+        asks whether the weights are admitted; takes tenths of a second."""
+
+
+@runtime_checkable
+class Outlines(Protocol):
+    """An engine that only asks how large things are."""
+
+    def outlined(self, spec: ItemSpec) -> MediaInputs | None:
+        """What `media_inputs` would make of an item of that shape: numbers as they are, and tensors of pixels or
+        samples that have the right shape and no memory. None where only real pixels or samples can tell."""
+
+
+@runtime_checkable
+class RunsBeside(Protocol):
+    """An engine that can leave work beside the reading of its weights."""
+
+    beside: Beside | None
+    """Where to; set before `load`."""
+
+
+@runtime_checkable
+class HasFolder(Protocol):
+    """An engine whose model is a folder of files."""
+
+    model_folder: Path
+    """Known once the weights are to be admitted."""

@@ -1,4 +1,4 @@
-"""From a checkpoint to a model on the device, with its configuration, processor and the tokens that end a text."""
+"""From a checkpoint to a model on the device, with its configuration."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ import transformers
 
 from orchestrator.checkpoint import Checkpoint
 from orchestrator.config import Config
+from orchestrator.device.base import Device
 from orchestrator.engine.attention.base import AttentionBackend
-from orchestrator.engine.options import apply_options
 from orchestrator.engine.weights.base import WeightsLoader, model_bytes
 from orchestrator.errors import CheckpointError, ConfigError
 from orchestrator.events import Events
 
-_AUTO = {"cuda": ("triton", "reference")}
-"""What `engine.attention=auto` may choose by kind of device, the fastest first; elsewhere `reference`. Only backends
-that a committed record of a GPU covers (tests/gpu/records) belong here: others are there by name."""
+_AUTO = {"cuda": ("triton", "reference"), "meta": ("triton", "reference")}
+"""What `engine.attention=auto` may choose by kind of device (`meta` is a plan's), the fastest first; elsewhere
+`reference`. Only backends that a committed record of a GPU covers (tests/gpu/records) belong here: others are there by
+name."""
 _PROCESSOR_SUFFIXES = frozenset({".json", ".jinja", ".model", ".txt"})
 
 
@@ -32,9 +33,7 @@ class Description:
 
     config: Any
     model_class: Any
-    processor: Any
     dtype: torch.dtype
-    eos_ids: frozenset[int]
 
     @property
     def dtype_name(self) -> str:
@@ -42,27 +41,21 @@ class Description:
 
 
 def describe(checkpoint: Checkpoint, config: Config) -> Description:
-    """Read a model folder's small files.
+    """Read a model folder's configuration.
 
     Raises:
-        CheckpointError: transformers has no class for the model, or cannot read its processor.
-        ConfigError: processor options that do not exist.
+        CheckpointError: transformers cannot read it, or has no class for the model.
     """
-    folder = checkpoint.folder
-    trust = config.model.trust_remote_code
+    folder = checkpoint.described_in
     try:
-        model_config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trust)
-        processor: Any = transformers.AutoProcessor.from_pretrained(folder, trust_remote_code=trust)  # type: ignore[no-untyped-call]
+        model_config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError, KeyError, ImportError) as error:
-        raise CheckpointError(f"{folder}: transformers cannot read it: {_first_line(error)}") from error
-    apply_options(processor, config.mm.processor_kwargs)
+        raise CheckpointError(f"{folder}: transformers cannot read it: {first_line(error)}") from error
     name = config.model.dtype if config.model.dtype != "auto" else checkpoint.dtype
     return Description(
         config=model_config,
         model_class=_model_class(model_config, folder),
-        processor=processor,
         dtype=getattr(torch, name),
-        eos_ids=_eos_ids(folder, model_config, getattr(processor, "tokenizer", processor)),
     )
 
 
@@ -81,7 +74,7 @@ def fill(
     what: Description,
     config: Config,
     resolve: Callable[[str, str], Any],
-    torch_device: str,
+    device: Device,
     events: Events,
 ) -> tuple[str, int]:
     """Put weights into a model on meta; the loader's name and the number of files it read."""
@@ -92,7 +85,13 @@ def fill(
     loader: WeightsLoader = resolve("loaders", name)()
     with events.progress("load_weights", model_bytes(model) if made else found.total_bytes, "B") as progress:
         files = loader.load(
-            model, found, device=torch_device, dtype=what.dtype, seed=config.run.seed, progress=progress
+            model,
+            found,
+            device=device,
+            dtype=what.dtype,
+            seed=config.run.seed,
+            progress=progress,
+            options=config.weights,
         )
     return name, files
 
@@ -148,19 +147,6 @@ def _model_class(config: Any, folder: Path) -> Any:
     raise CheckpointError(f"{folder}: transformers has no model of type '{config.model_type}' that generates text")
 
 
-def _eos_ids(folder: Path, config: Any, tokenizer: Any) -> frozenset[int]:
-    """Tokens that end a text: the generation settings', else the configuration's, else the tokenizer's."""
-    candidates: list[Any] = []
-    if (folder / "generation_config.json").is_file():
-        candidates.append(transformers.GenerationConfig.from_pretrained(folder).eos_token_id)
-    candidates += [
-        getattr(config, "eos_token_id", None),
-        getattr(config.get_text_config(), "eos_token_id", None),
-        tokenizer.eos_token_id,
-    ]
-    found: Any = next((ids for ids in candidates if ids is not None), [])
-    return frozenset(found if isinstance(found, list) else [found])
-
-
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What an error says, for a sentence about it."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -47,6 +47,7 @@ class PromptBuilder:
         limits: what a prompt may carry.
         whole_runs: whether neighbouring encoder outputs of an item must be in one step.
         apart: modalities of which a prompt may only carry one.
+        dtype: the encoder's element type: pixels and samples are rounded to it as they are made, beside the steps.
 
     Raises:
         CheckpointError: a placeholder is not one token of the tokenizer.
@@ -61,11 +62,12 @@ class PromptBuilder:
         *,
         whole_runs: bool = False,
         apart: frozenset[str] = frozenset(),
+        dtype: torch.dtype | None = None,
     ) -> None:
         self.processor, self.tokenizer = processor, getattr(processor, "tokenizer", processor)
         self._placeholders, self._embed_ids, self._limits = placeholders, embed_ids, limits
         self._placeholder_ids = {self._placeholder_id(text): modality for modality, text in placeholders.items()}
-        self._whole_runs, self._apart = whole_runs, apart
+        self._whole_runs, self._apart, self._dtype = whole_runs, apart, dtype
         self._ears, self._fps = Ears.of(processor), frames_per_second(processor)
         self._added_ids = frozenset(self.tokenizer.get_added_vocab().values())
         self.media = MediaCache()
@@ -184,7 +186,7 @@ class PromptBuilder:
         key = content_hash(media, json.dumps(self._limits.processor_kwargs, sort_keys=True, default=str))
         known = self.media.get(key)
         if known is None:
-            known = self._process(media, key)
+            known = self.processed(media, key)
             self.media.put(known)
         return known
 
@@ -193,7 +195,12 @@ class PromptBuilder:
             raise RequestError(f"the model does not take {media.modality}")
         return checked(media, self._limits, self._ears)
 
-    def _process(self, media: Media, key: str) -> MediaInputs:
+    def processed(self, media: Media, key: str) -> MediaInputs:
+        """One item through the processor, whatever its size; `key` becomes its `content_hash`.
+
+        Raises:
+            RequestError: the processor refuses it.
+        """
         try:
             batch = self._call(self._placeholders[media.modality], [media], add_special_tokens=False)
         except (ValueError, TypeError, OSError) as error:
@@ -203,11 +210,16 @@ class PromptBuilder:
         if not any(mask):
             raise RequestError(f"the model's processor made no encoder tokens of the {media.modality}")
         tensors = {
-            name: value
+            name: self._rounded(value)
             for name, value in batch.items()
             if name not in _NOT_FOR_THE_ENCODER and isinstance(value, torch.Tensor)
         }
         return MediaInputs(media.modality, ids, mask, tensors, key)
+
+    def _rounded(self, tensor: torch.Tensor) -> torch.Tensor:
+        # A flat one has a number an item, such as the seconds of a frame, which positions are reckoned with.
+        large = tensor.is_floating_point() and tensor.ndim > 1
+        return tensor.to(self._dtype) if large and self._dtype is not None else tensor
 
     def whole(self, request: Request) -> Mapping[str, Any]:
         """The processor's own call on the whole request: what the model's own forward takes."""

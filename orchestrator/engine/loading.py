@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,25 +11,29 @@ from typing import Any
 import torch
 
 from orchestrator import checkpoint as checkpoints
+from orchestrator.beside import Beside, begin_or_do
 from orchestrator.config import Config
 from orchestrator.device.base import Device
 from orchestrator.engine import build, families
 from orchestrator.engine.attention.base import AttentionBackend
 from orchestrator.engine.base import KVSpec, WeightsReport
 from orchestrator.engine.inputs import PromptBuilder
-from orchestrator.engine.placeholders import placeholders, refuse_without
+from orchestrator.engine.originals.native import natively
 from orchestrator.engine.positions import RopeIndex
+from orchestrator.engine.prompting import Prompting, read_prompting
 from orchestrator.engine.runner import ModelRunner
 from orchestrator.engine.weights.base import model_bytes
 from orchestrator.errors import ConfigError
 from orchestrator.events import Events
+from orchestrator.sources import identity_of
 
 Resolve = Callable[[str, str], Any]
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What is known of a model before its weights are read."""
+    """What is known of a model before its weights are read; `model` has shapes and no bytes, and `prompting` may have
+    to be waited for."""
 
     found: checkpoints.Checkpoint
     what: build.Description
@@ -36,6 +41,20 @@ class Prepared:
     kv_spec: KVSpec
     max_model_len: int
     processor_identity: str
+    model: Any
+    traits: families.Traits
+    prompting: Callable[[], Prompting]
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """See `RemembersSteps.plan_identity`."""
+        return {
+            "checkpoint": self.found.identity,
+            "class": self.what.model_class.__qualname__,
+            "dtype": self.what.dtype_name,
+            "attention": self.backend.name,
+            "attention_class": identity_of(type(self.backend)),
+        }
 
 
 @dataclass(frozen=True)
@@ -45,13 +64,22 @@ class Loaded:
     what: build.Description
     model: Any
     runner: ModelRunner
-    prompts: PromptBuilder
+    prompting: Prompting
     rope_index: RopeIndex | None
     report: WeightsReport
 
+    @property
+    def prompts(self) -> PromptBuilder:
+        return self.prompting.builder
 
-def prepare(config: Config, device: Device, resolve: Resolve, cache_dir: Path) -> Prepared:
+
+def prepare(
+    config: Config, device: Device, resolve: Resolve, cache_dir: Path, beside: Beside | None = None
+) -> Prepared:
     """Find the checkpoint, and refuse what cannot be served.
+
+    Args:
+        beside: where the processor is read while the weights are; what is wrong with it is then said by whoever waits.
 
     Raises:
         UserError: the checkpoint, the device or an option cannot work; names it.
@@ -61,16 +89,19 @@ def prepare(config: Config, device: Device, resolve: Resolve, cache_dir: Path) -
         raise ConfigError.of("engine.tensor_parallel_size", "this engine runs on one device; give 1", ranks)
     found = checkpoints.locate(config.model, make=lambda name: resolve("models", name)(), cache_dir=cache_dir)
     checkpoints.check(found, config.model, device.dtypes)
+    if found.is_original:
+        found = natively(found, cache_dir)
     what = build.describe(found, config)
     families.refuse_unsupported(what.config)
     max_model_len = families.resolve_max_model_len(what.config, config.scheduler.max_model_len)
     spec = _kv_spec(what, config)
     backend = _backend(what, spec, max_model_len, config, device, resolve)
-    for modality, limit in config.mm.limit_per_prompt.model_dump().items():
-        if limit:
-            refuse_without(modality, what.config, what.processor, what.model_class)
-    identity = build.processor_identity(found.folder, config.mm.processor_kwargs)
-    return Prepared(found, what, backend, spec, max_model_len, identity)
+    identity = build.processor_identity(found.described_in, config.mm.processor_kwargs)
+    model = build.on_meta(what)
+    traits = families.traits(model)
+    folder = found.described_in
+    prompting = begin_or_do(beside, "processor", lambda: read_prompting(folder, what, config, traits))
+    return Prepared(found, what, backend, spec, max_model_len, identity, model, traits, prompting)
 
 
 def load(
@@ -86,22 +117,22 @@ def load(
     Args:
         admit: called with the bytes of the weights before they are read; raises if they must not be.
     """
-    what = prepared.what
-    model = build.on_meta(what)
+    what, model, traits = prepared.what, prepared.model, prepared.traits
     if admit is not None:
         admit(model_bytes(model))
-    traits = families.traits(model)
-    prompts = _prompts(what, config, traits)
-    loader, files = build.fill(model, prepared.found, what, config, resolve, device.torch_device, events)
+    start = time.monotonic()
+    loader, files = build.fill(model, prepared.found, what, config, resolve, device, events)
+    device.synchronize()
+    seconds = time.monotonic() - start
     micro_batch = 1 if config.encoder.micro_batch == "auto" else config.encoder.micro_batch
     parameters = sum(parameter.numel() for parameter in model.parameters())
     return Loaded(
         what=what,
         model=model,
         runner=ModelRunner(model, prepared.backend, device.torch_device, traits, micro_batch, device.pin),
-        prompts=prompts,
+        prompting=prepared.prompting(),
         rope_index=RopeIndex(model) if traits.axes > 1 else None,
-        report=WeightsReport(model_bytes(model), parameters, files, loader, what.dtype_name),
+        report=WeightsReport(model_bytes(model), parameters, files, loader, what.dtype_name, seconds),
     )
 
 
@@ -121,11 +152,4 @@ def _backend(
         head_size=spec.head_dim,
         block_size=config.kv.block_size,
         needs=families.attention_needs(what.config, max_model_len),
-    )
-
-
-def _prompts(what: build.Description, config: Config, traits: families.Traits) -> PromptBuilder:
-    marks = placeholders(what.config, what.processor, what.model_class)
-    return PromptBuilder(
-        what.processor, marks.texts, marks.embed_ids, config.mm, whole_runs=traits.both_ways, apart=marks.apart
     )

@@ -5,24 +5,29 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from orchestrator.beside import Beside
+from orchestrator.cache import Entry
 from orchestrator.config import Config
 from orchestrator.device.base import Device
 from orchestrator.engine.base import CapturedGraph, Event, KVSpec, Media, Output, Request, WeightsReport
 from orchestrator.engine.encoder_cache import EncoderCache
 from orchestrator.engine.feed import worker_count
 from orchestrator.engine.generate import Limits, Scheduler
+from orchestrator.engine.inputs import PromptBuilder
 from orchestrator.engine.kv_cache import KVCache
-from orchestrator.engine.loading import Loaded, load, prepare
+from orchestrator.engine.loading import Loaded, Prepared, load, prepare
 from orchestrator.engine.oracle import oracle_logprobs
 from orchestrator.engine.paged_memory import PagedMemory
+from orchestrator.engine.prompting import Prompting
+from orchestrator.engine.remembering import Around
 from orchestrator.engine.requests import open_request, output_of
-from orchestrator.engine.runner import dummy_spans
+from orchestrator.engine.runner import dummy_spans, new_spans
 from orchestrator.engine.serving import Serving
 from orchestrator.engine.step import Step, StepRecord
 from orchestrator.engine.worst_step import WorstStep
@@ -41,16 +46,20 @@ class TransformersEngine:
 
     kv_spec: KVSpec
     max_model_len: int
-    processor: Any
     processor_identity: str
     encoder_dtype: str
     model_config: Any
+    model_folder: Path
+    plan_identity: dict[str, Any]
 
     def __init__(
         self, config: Config, device: Device, resolve: Callable[[str, str], Any], cache_dir: Path | None
     ) -> None:
         self._config, self._device, self._resolve = config, device, resolve
         self._cache_dir = cache_dir or Path(config.cache.dir).expanduser()
+        self.beside: Beside | None = None
+        self._prompting: Callable[[], Prompting] | None = None
+        self._prepared: Prepared | None = None
         self._loaded: Loaded | None = None
         self._memory: PagedMemory | None = None
         self._encoder: EncoderCache | None = None
@@ -58,6 +67,7 @@ class TransformersEngine:
         self._scheduler: Scheduler | None = None
         self._current: Serving | None = None
         self._worst = WorstStep()
+        self._costliest: dict[tuple[int, int], int] = {}
         self._replays = True
         self.steps: list[StepRecord] = []
         """The steps of the last `generate`."""
@@ -68,18 +78,39 @@ class TransformersEngine:
 
     def load(self, events: Events, admit: Callable[[int], None] | None = None) -> WeightsReport:
         config, device, resolve = self._config, self._device, self._resolve
-        prepared = prepare(config, device, resolve, self._cache_dir)
+        prepared = prepare(config, device, resolve, self._cache_dir, self.beside)
         # Whoever admits the weights asks for these.
         self.kv_spec, self.max_model_len = prepared.kv_spec, prepared.max_model_len
-        self.processor, self.model_config = prepared.what.processor, prepared.what.config
+        self._prompting, self.model_config = prepared.prompting, prepared.what.config
         self.encoder_dtype, self.processor_identity = prepared.what.dtype_name, prepared.processor_identity
-        loaded = load(prepared, config, device, resolve, events, admit)
+        self.plan_identity, self.model_folder = prepared.identity, prepared.found.folder
+        self._prepared = prepared
+        try:
+            loaded = load(prepared, config, device, resolve, events, admit)
+        finally:
+            self._prepared = None
         self._loaded = loaded
-        self._encoder = EncoderCache(0, loaded.runner.encoder_width, loaded.what.dtype, device.torch_device)
+        self._encoder = self._encoder_cache(0)
         return loaded.report
 
+    def least_peak(self) -> int:
+        """See `Foresees`."""
+        from orchestrator.engine.planning.foresight import least_peak
+
+        return 0 if self._prepared is None else least_peak(self._prepared, self._config)
+
+    @property
+    def processor(self) -> Any:
+        return self._prompts.processor
+
+    @property
+    def _prompts(self) -> PromptBuilder:
+        if self._prompting is None:
+            raise StageError("the engine has no processor: load comes first, and close ends it")
+        return self._prompting().builder
+
     def modalities(self) -> tuple[str, ...]:
-        return self._need().prompts.modalities
+        return self._prompts.modalities
 
     def media_inputs(self, media: Media) -> MediaInputs:
         """See `Engine`.
@@ -87,7 +118,7 @@ class TransformersEngine:
         Raises:
             RequestError: too large, of a modality that the model does not take, or refused by the processor.
         """
-        return self._need().prompts.item(media)
+        return self._prompts.item(media)
 
     def prompt_tokens(self, request: Request) -> int:
         """See `Engine`.
@@ -95,13 +126,17 @@ class TransformersEngine:
         Raises:
             RequestError: the request cannot be served, whatever its length.
         """
-        return len(self._need().prompts.prompt(request)[0])
+        return len(self._prompts.prompt(request)[0])
 
     def reserve_encoder_cache(self, tokens: int) -> int:
-        loaded = self._need()
+        self._need()
         self._encoder = None
-        self._encoder = EncoderCache(tokens, loaded.runner.encoder_width, loaded.model.dtype, self._device.torch_device)
+        self._encoder = self._encoder_cache(tokens)
         return self._encoder.bytes
+
+    def _encoder_cache(self, tokens: int) -> EncoderCache:
+        loaded, device = self._need(), self._device
+        return EncoderCache(tokens, loaded.runner.encoder_width, loaded.what.dtype, device.torch_device, device.pin)
 
     def encode_dummy(self, batch: DummyBatch, items: dict[str, int]) -> None:
         encoder = self._need_encoder()
@@ -128,9 +163,21 @@ class TransformersEngine:
         self._need().runner.compile_kernels(self._config.kv.block_size, self.kv_spec.dtype)
 
     def dummy_step(self, num_tokens: int, context: int) -> None:
+        """See `Engine`. Where new sequences take a way of their own, their step runs too; called again with the same
+        arguments, only the one that took more."""
         self._worst.computed(num_tokens, context)
-        spans = dummy_spans(num_tokens, context, self.max_model_len, self._config.scheduler.max_num_seqs)
-        self._need().runner.dummy_step(spans, self._need_memory().padding(), self._need_encoder())
+        limits = (self.max_model_len, self._config.scheduler.max_num_seqs)
+        steps = [dummy_spans(num_tokens, context, *limits)]
+        if self._need().runner.new_apart:
+            steps.append(new_spans(num_tokens, *limits))
+        known = self._costliest.get((num_tokens, context))
+        peaks: list[int] = []
+        for spans in steps if known is None else steps[known : known + 1]:
+            self._need().runner.dummy_step(spans, self._need_memory().padding(), self._need_encoder())
+            peaks.append(self._device.snapshot().peak_bytes)
+        if known is None:
+            # Peaks only rise: the second is the higher one only if it took more.
+            self._costliest[num_tokens, context] = peaks.index(max(peaks))
 
     def dummy_logits(self, num_rows: int) -> None:
         self._worst.drew(num_rows)
@@ -138,9 +185,23 @@ class TransformersEngine:
 
     def repeat_worst_step(self) -> None:
         """See `Engine`."""
-        dtype = self._need().model.dtype
-        self._worst.repeat(self.encode_dummy, self.dummy_step, self.dummy_logits, self._device.torch_device, dtype)
+        self.repeat_parts(lambda part: nullcontext())
+
+    def repeat_parts(self, around: Around) -> None:
+        """See `RemembersSteps`."""
+        dtype, place = self._need().model.dtype, self._device.torch_device
+        self._worst.repeat(self.encode_dummy, self.dummy_step, self.dummy_logits, place, dtype, around)
         self._need_encoder().index.clear()
+
+    def remembered_step(self) -> Entry:
+        """See `RemembersSteps`."""
+        step = self._worst.entry()
+        return Entry(step.tensors, {**step.meta, "largest_items": self._largest_items})
+
+    def adopt_step(self, step: Entry) -> None:
+        """See `RemembersSteps`."""
+        self._worst = WorstStep.of(step)
+        self._largest_items = {str(name): int(most) for name, most in step.meta.get("largest_items", {}).items()}
 
     @contextmanager
     def eager(self) -> Iterator[None]:
@@ -261,7 +322,7 @@ class TransformersEngine:
     def close(self) -> None:
         if self._memory is not None:
             self._memory.close()
-        self._loaded = self._memory = self._encoder = self._scheduler = self._current = None
+        self._prompting = self._loaded = self._memory = self._encoder = self._scheduler = self._current = None
         # Modules refer to each other; without a collection their memory would stay until some later one.
         gc.collect()
         self._device.empty_cache()

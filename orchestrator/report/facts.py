@@ -78,7 +78,7 @@ def _imports(record: RunRecord, name: str) -> tuple[tuple[str, float], ...]:
 
 
 def _of_stage(stage: StageRecord) -> Interval:
-    parts = tuple((span.name, span.wall_s) for span in stage.spans)
+    parts = tuple((f"{span.name} {_beside(span.beside)}".rstrip(), span.wall_s) for span in stage.spans)
     return Interval(stage.slot, stage.start_s, stage.wall_s, _stage_note(stage), parts=parts)
 
 

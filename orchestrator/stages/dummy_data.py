@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.artifacts import DUMMY, ENGINE
+from orchestrator.artifacts import DUMMY, ENGINE, MODEL_KNOWN
+from orchestrator.beside import Beside, Coming
+from orchestrator.config import Config as RootConfig
 from orchestrator.engine.base import Engine
-from orchestrator.errors import StageError, UnknownNameError
-from orchestrator.modality.base import DummyBatch, ModalityProfiler
-from orchestrator.stage import Context, Stage, StageConfig
-from orchestrator.stages.dummy_item import DummyItem
+from orchestrator.modality.base import DummyBatch
+from orchestrator.records import Span
+from orchestrator.stage import Context, Resolver, Skipped, Stage, StageConfig
+from orchestrator.stages.dummy_batch import make_batch, modalities_on
+from orchestrator.startup_plan import startup_plan
 
 
 class DummyDataConfig(StageConfig):
@@ -21,52 +25,55 @@ class DummyData(Stage[DummyDataConfig]):
     requires = (ENGINE,)
     provides = (DUMMY,)
 
+    def __init__(self, config: DummyDataConfig) -> None:
+        super().__init__(config)
+        self._coming: Coming[_Made | None] = Coming()
+
+    def begin(self, config: RootConfig, resolve: Resolver, beside: Beside) -> None:
+        """Make or fetch it while the weights are read."""
+        self._coming = beside.after(MODEL_KNOWN, "dummy data", _made_beside)
+
     def run(self, ctx: Context) -> str:
-        engine = ctx.state.get(ENGINE)
-        ctx.metrics.update(processor_calls=0, modalities={})
-        takes = _takes(ctx, engine)
-        if not takes:
-            ctx.state.put(DUMMY, DummyBatch({}))
-            return "text only"
-        name, profiler_class = _profiler_class(ctx, engine)
-        limits = ctx.config.mm.limit_per_prompt.model_dump() | dict(profiler_class.items_per_prompt)
-        per_prompt = {modality: limits[modality] for modality in takes if limits.get(modality, 0) > 0}
-        for modality in per_prompt:
-            if modality not in profiler_class.modalities:
-                raise StageError(f"the profiler '{name}' cannot make {modality}; set mm.limit_per_prompt.{modality}=0")
-        profiler = profiler_class(engine.processor, engine.model_config, ctx.config.mm, engine.max_model_len)
-        made = {modality: DummyItem(ctx, engine, profiler, name, modality).item() for modality in per_prompt}
-        most_tokens = {modality: most for modality, (_, most, _) in made.items()}
-        items = {modality: item for modality, (item, _, _) in made.items()}
-        ctx.state.put(DUMMY, DummyBatch(items, most_tokens, per_prompt))
-        ctx.metrics.update(profiler=name, modalities={modality: facts for modality, (_, _, facts) in made.items()})
-        return "; ".join(_line(modality, facts) for modality, (_, _, facts) in made.items())
+        made = self._coming.task.take() if self._coming.task is not None else None
+        plan = startup_plan(ctx)
+        plan.note(ctx)
+        plan.say(ctx)
+        if plan.learned is not None and not _asked_for_elsewhere(ctx):
+            modalities_on(ctx, ctx.state.get(ENGINE))
+            ctx.metrics.update(processor_calls=0, modalities={})
+            raise Skipped(f"not needed: the start-up plan knows the costliest items ({plan.origin})")
+        if made is None:
+            batch, line = make_batch(ctx, ctx.state.get(ENGINE))
+        else:
+            batch, line = made.batch, made.line
+            ctx.metrics.update(made.metrics)
+            ctx.spans.extend(made.spans)
+        ctx.state.put(DUMMY, batch)
+        return line
 
 
-def _takes(ctx: Context, engine: Engine) -> list[str]:
-    """What the model takes and no limit turns off; a modality of a plugin's own has no limit in the configuration."""
-    limits = ctx.config.mm.limit_per_prompt.model_dump()
-    takes = engine.modalities()
-    for modality, limit in limits.items():
-        if limit and takes and modality not in takes:
-            ctx.events.info(
-                f"mm.limit_per_prompt.{modality}={limit} has no effect: this model takes {', '.join(takes)}"
-            )
-    return [modality for modality in takes if limits.get(modality, 1) > 0]
+@dataclass(frozen=True)
+class _Made:
+    """What was made before the stage's turn, and what is to be said of it."""
+
+    batch: DummyBatch
+    line: str
+    metrics: dict[str, Any]
+    spans: list[Span]
 
 
-def _profiler_class(ctx: Context, engine: Engine) -> tuple[str, type[ModalityProfiler]]:
-    """By `model.profiler`; `auto` is the model type's own, or the generic one."""
-    name = ctx.config.model.profiler
-    if name != "auto":
-        return name, ctx.resolve("profilers", name)
-    model_type = str(engine.model_config.model_type)
-    try:
-        return model_type, ctx.resolve("profilers", model_type)
-    except UnknownNameError:
-        return "generic", ctx.resolve("profilers", "generic")
+def _made_beside(known: tuple[Context, Engine]) -> _Made | None:
+    """None where the start-up plan can do without."""
+    ctx, engine = known[0].apart(), known[1]
+    if startup_plan(ctx, engine).learned is not None and not _asked_for_elsewhere(ctx):
+        return None
+    batch, line = make_batch(ctx, engine)
+    return _Made(batch, line, ctx.metrics, ctx.spans)
 
 
-def _line(modality: str, facts: dict[str, Any]) -> str:
-    shape = " x ".join(str(number) for number in facts["shape"])
-    return f"{modality} {shape}: {facts['tokens']} tokens, cache {facts['cache']}"
+def _asked_for_elsewhere(ctx: Context) -> bool:
+    """Whether another stage than the built-in profile, the only one that can do without, wants dummy data."""
+    return any(
+        options["use"] != "profile_run" and DUMMY in ctx.resolve("stages", options["use"]).requires
+        for options in ctx.config.stages.values()
+    )

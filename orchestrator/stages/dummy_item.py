@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from orchestrator.cache import Entry, fingerprint
-from orchestrator.engine.base import Engine, Media
+from orchestrator.engine.base import Engine, Media, Outlines
 from orchestrator.errors import StageError
 from orchestrator.modality.base import ItemSpec, MediaInputs, ModalityProfiler
 from orchestrator.stage import Context
 
-SCHEMA = 2
+SCHEMA = 3
 """Of what is stored; a change of its meaning makes every older entry a miss."""
 
 _LIBRARIES = ("orchestrator", "transformers", "torch", "torchvision", "pillow", "numpy")
@@ -44,13 +45,16 @@ class DummyItem:
         with self._ctx.span(f"fetch {self._modality}"):
             search, _ = self._ctx.cache.fetch(self._search_key(), self._search)
             heaviest = self._spec(search.meta["heaviest"])
-            entry, how = self._ctx.cache.fetch(self._item_key(heaviest), lambda: self._make(heaviest))
+            outlined = self._outlined(heaviest)
+            entry, how = outlined or self._ctx.cache.fetch(self._item_key(heaviest), lambda: self._make(heaviest))
         item = self._item_of(entry, heaviest)
         most_tokens = search.meta["costliest"]["tokens"] or item.num_embeds
         facts = {"tokens": most_tokens, "shape": search.meta["costliest"]["shape"], "bytes": item.num_bytes}
         if heaviest.shape != tuple(facts["shape"]):
             facts["made"] = {"tokens": item.num_embeds, "shape": list(heaviest.shape)}
-        return item, most_tokens, facts | {"cache": how}
+        # Kept with the entry, because to read a large item again takes longer than to fetch it.
+        content = {"sha256": entry.meta["sha256"]} if "sha256" in entry.meta else {}
+        return item, most_tokens, facts | {"cache": how} | content
 
     def _search(self) -> Entry:
         with self._ctx.span(f"find {self._modality}"):
@@ -65,6 +69,18 @@ class DummyItem:
         with self._ctx.span(f"make {self._modality}"):
             self._ctx.metrics["processor_calls"] += 1
             item = self._engine.media_inputs(Media(self._modality, self._profiler.build(spec)))
+        entry = self._entry_of(item, spec)
+        return Entry(entry.tensors, entry.meta | {"sha256": sha256_of(entry.tensors)})
+
+    def _outlined(self, spec: ItemSpec) -> tuple[Entry, str] | None:
+        """Without pixels, where the engine only asks how large things are; nothing of it is kept."""
+        if not isinstance(self._engine, Outlines):
+            return None
+        with self._ctx.span(f"outline {self._modality}"):
+            item = self._engine.outlined(spec)
+        return None if item is None else (self._entry_of(item, spec), "not needed")
+
+    def _entry_of(self, item: MediaInputs, spec: ItemSpec) -> Entry:
         if spec.tokens is not None and item.num_embeds != spec.tokens:
             raise StageError(
                 f"the profiler '{self._name}' counts {spec.tokens} tokens for {spec.modality} {spec.shape}, "
@@ -124,6 +140,17 @@ def _as_the_encoder_takes(item: MediaInputs, dtype: str) -> dict[str, Any]:
 
     wanted = getattr(torch, dtype)
     return {name: each.to(wanted) if each.is_floating_point() else each for name, each in item.tensors.items()}
+
+
+def sha256_of(tensors: Mapping[str, Any]) -> str:
+    """Of names, element types, shapes and bytes of tensors on the CPU."""
+    import torch
+
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}:".encode())
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _code(profiler_class: type[ModalityProfiler]) -> list[str]:

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
-from orchestrator.artifacts import ENGINE
-from orchestrator.checkpoint import check, locate
+from orchestrator.artifacts import ENGINE, MODEL_KNOWN
+from orchestrator.beside import Beside, Task, begin_or_do
+from orchestrator.checkpoint import check, locate, weight_files_here
 from orchestrator.config import Config as RootConfig
+from orchestrator.config import engine_name
+from orchestrator.engine.base import Engine, HasFolder, RunsBeside
 from orchestrator.memory.snapshot import peak_of
-from orchestrator.model_folder import HUB_ID, ModelMaker, check_maker, maker_for
+from orchestrator.model_files import model_files
+from orchestrator.model_folder import (
+    ModelMaker,
+    check_maker,
+    from_hub,
+    is_on_hub,
+    maker_for,
+    refuse_absent_from_hub,
+    refuse_running_code,
+)
+from orchestrator.read_ahead import ReadAhead, read_ahead
 from orchestrator.stage import Context, Resolver, Stage, StageConfig
 from orchestrator.stages.room import refuse_before_loading
 from orchestrator.units import format_size
@@ -28,25 +42,43 @@ class LoadWeights(Stage[LoadWeightsConfig]):
     provides = (ENGINE,)
     memory_knobs = ("a smaller model", "a narrower model.dtype")
 
+    def __init__(self, config: LoadWeightsConfig) -> None:
+        super().__init__(config)
+        self._read_ahead: Task[ReadAhead] | None = None
+        self._files: Callable[[], dict[str, dict[str, Any]]] = dict
+
     def check(self, config: RootConfig, resolve: Resolver) -> None:
-        path, cache_dir = config.model.path, Path(config.cache.dir).expanduser()
+        cache_dir = Path(config.cache.dir).expanduser()
         make = _makers(resolve)
+        refuse_running_code(config.model)
         maker = maker_for(config.model, make)
         if maker is not None:
             check_maker(config.model, maker, cache_dir)
-        elif path is not None and (Path(path).expanduser().exists() or not HUB_ID.fullmatch(path)):
+        elif is_on_hub(config.model, make):
+            refuse_absent_from_hub(config.model, make)
+        else:
             found = locate(config.model, make=make, cache_dir=cache_dir)
             check(found, config.model, DTYPES)
 
+    def begin(self, config: RootConfig, resolve: Resolver, beside: Beside) -> None:
+        """Read the weights' files into the page cache until they are asked for."""
+        reads = config.model.load_format == "auto" and config.device.kind != "plan"
+        if reads and config.model.path is not None:
+            model = config.model
+            self._read_ahead = beside.begin("read ahead", lambda end: read_ahead(weight_files_here(model), end))
+
     def run(self, ctx: Context) -> str:
-        engine = ctx.resolve("engines", ctx.config.engine.name)(ctx.config, ctx.device, ctx.resolve, ctx.cache.folder)
+        made_by = ctx.resolve("engines", engine_name(ctx.config))
+        engine = made_by(_with_folder(ctx), ctx.device, ctx.resolve, ctx.cache.folder)
         ctx.cleanup.callback(engine.close)
+        if isinstance(engine, RunsBeside):
+            engine.beside = ctx.beside
         made = maker_for(ctx.config.model, _makers(ctx.resolve)) is not None
         start = ctx.clock.now()
         with peak_of(ctx.device) as peak:
-            report = engine.load(ctx.events, lambda weights: refuse_before_loading(ctx, engine, weights))
+            report = engine.load(ctx.events, lambda weights: self._admit(ctx, engine, weights))
             ctx.device.synchronize()
-        seconds = ctx.clock.now() - start
+        seconds = report.seconds or ctx.clock.now() - start
         ctx.ledger.charge("weights", report.bytes)
         ctx.metrics.update(
             bytes=report.bytes,
@@ -55,12 +87,38 @@ class LoadWeights(Stage[LoadWeightsConfig]):
             loader=report.loader,
             dtype=report.dtype,
             peak_bytes=peak.above_bytes,
+            read_s=round(seconds, 6),
             bytes_per_s=int(report.bytes / seconds) if seconds else None,
             made_here=made,
         )
+        if self._read_ahead is not None and self._read_ahead.done:
+            ctx.metrics["read_ahead"] = asdict(self._read_ahead.result())
+        ctx.metrics["model_files"] = self._files()
         ctx.state.put(ENGINE, engine)
         what = f"{format_size(report.bytes)}, {report.parameters:,} parameters in {report.dtype}, by {report.loader}"
         return f"{what}, configuration and tokenizer made here" if made and report.loader == "dummy" else what
+
+    def _admit(self, ctx: Context, engine: Engine, weights: int) -> None:
+        refuse_before_loading(ctx, engine, weights)
+        if isinstance(engine, HasFolder):
+            folder = engine.model_folder
+            self._files = begin_or_do(ctx.beside, "hashes of files", lambda: model_files(folder))
+        if ctx.beside is not None:
+            ctx.beside.reached(MODEL_KNOWN, (ctx, engine))
+        # From here on whoever reads the weights does so himself, in his own order.
+        if self._read_ahead is not None:
+            self._read_ahead.stopping.set()
+
+
+def _with_folder(ctx: Context) -> RootConfig:
+    """The configuration with a folder for a hub's model, which is downloaded if it is not here."""
+    model, make = ctx.config.model, _makers(ctx.resolve)
+    if not is_on_hub(model, make):
+        return ctx.config
+    with ctx.span("download"):
+        fetched = from_hub(model, make, ctx.events)
+    ctx.metrics.update(revision=fetched.commit, downloaded_bytes=fetched.downloaded_bytes)
+    return ctx.config.model_copy(update={"model": model.model_copy(update={"path": str(fetched.folder)})})
 
 
 def _makers(resolve: Resolver) -> Callable[[str], ModelMaker]:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from orchestrator.artifacts import PROFILE
 from orchestrator.config import Config
-from orchestrator.engine.base import Engine
+from orchestrator.engine.base import Engine, Foresees
 from orchestrator.memory.budget import blocks_needed
 from orchestrator.memory.fit import Room, refuse_if_no_request_fits
 from orchestrator.stage import Context
 from orchestrator.units import format_size
 
+_TIGHT = 0.5
+"""What is left beside weights and one request, as a share of the ceiling, from which on a step is planned too."""
+
 
 def refuse_before_loading(ctx: Context, engine: Engine, weights: int) -> None:
-    """Refuse, before a weight is read, what cannot fit whatever the activations turn out to take. Where the pipeline
-    allocates no KV cache, none is asked for.
+    """Refuse, before a weight is read, what cannot fit: whatever the activations turn out to take, and where little is
+    left beside the weights, with what a step of the language model takes at least by plan. Where the pipeline allocates
+    no KV cache, none is asked for.
 
     Raises:
         BudgetError: with settings that could work.
@@ -23,7 +28,14 @@ def refuse_before_loading(ctx: Context, engine: Engine, weights: int) -> None:
     if any(stage.get("use") == "allocate_kv" for stage in ctx.config.stages.values()):
         held = ctx.ledger.non_torch_in(ctx.device.snapshot())
         room = _room(ctx, engine, held + weights, _unpaged(ctx, engine))
-        refuse_if_no_request_fits(room, f"weights of {format_size(weights)}", certain=False)
+        known = f"weights of {format_size(weights)}"
+        refuse_if_no_request_fits(room, known, certain=False)
+        left = room.ceiling_bytes - room.charged_bytes - room.size_of(room.least_blocks)
+        # On a CPU other kernels run, and a plan knows its peaks by itself.
+        if ctx.ledger.source in ("nvml_process", "device_delta") and left < _TIGHT * room.ceiling_bytes:
+            peak = engine.least_peak() if isinstance(engine, Foresees) else 0
+            tighter = replace(room, charged_bytes=room.charged_bytes + peak)
+            refuse_if_no_request_fits(tighter, f"{known} and a step of at least {format_size(peak)}", certain=False)
 
 
 def refuse_before_capture(ctx: Context, engine: Engine) -> None:

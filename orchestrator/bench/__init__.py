@@ -1,0 +1,1 @@
+"""Whole starts in new processes, repeated and timed, beside bare imports and another engine's starts."""
