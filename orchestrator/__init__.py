@@ -15,12 +15,14 @@ if TYPE_CHECKING:
         ENGINE,
         GRAPHS,
         KV_CACHE,
+        MODEL_KNOWN,
         PROFILE,
         VERIFIED,
         Graphs,
         KVAllocation,
         Profile,
     )
+    from orchestrator.beside import Beside
     from orchestrator.config import Config
     from orchestrator.engine.base import Engine, Event, Media, Output, Request
     from orchestrator.errors import ConfigError, StageError, UserError
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from orchestrator.stage import Context, Skipped, Stage, StageConfig
     from orchestrator.starting import start
     from orchestrator.state import Key, State
+    from orchestrator.tracking import FinishedRun, Tracker
 
 __version__ = "0.1.0"
 
@@ -37,14 +40,17 @@ __all__ = [
     "ENGINE",
     "GRAPHS",
     "KV_CACHE",
+    "MODEL_KNOWN",
     "PROFILE",
     "VERIFIED",
+    "Beside",
     "Config",
     "ConfigError",
     "Context",
     "DummyBatch",
     "Engine",
     "Event",
+    "FinishedRun",
     "Graphs",
     "ItemSpec",
     "KVAllocation",
@@ -61,6 +67,7 @@ __all__ = [
     "StageConfig",
     "StageError",
     "State",
+    "Tracker",
     "UserError",
     "measure_memory",
     "start",
@@ -68,9 +75,10 @@ __all__ = [
 
 _HOMES = {
     "orchestrator.artifacts": (
-        *("DUMMY", "ENGINE", "GRAPHS", "KV_CACHE", "PROFILE", "VERIFIED"),
+        *("DUMMY", "ENGINE", "GRAPHS", "KV_CACHE", "MODEL_KNOWN", "PROFILE", "VERIFIED"),
         *("Graphs", "KVAllocation", "Profile"),
     ),
+    "orchestrator.beside": ("Beside",),
     "orchestrator.config": ("Config",),
     "orchestrator.engine.base": ("Engine", "Event", "Media", "Output", "Request"),
     "orchestrator.errors": ("ConfigError", "StageError", "UserError"),
@@ -79,6 +87,7 @@ _HOMES = {
     "orchestrator.stage": ("Context", "Skipped", "Stage", "StageConfig"),
     "orchestrator.starting": ("start",),
     "orchestrator.state": ("Key", "State"),
+    "orchestrator.tracking": ("FinishedRun", "Tracker"),
 }
 
 

@@ -7,20 +7,28 @@ import gc
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from orchestrator import __version__
 from orchestrator.clock import Clock
 from orchestrator.errors import ConfigError, Interrupted, OrchestratorError
 from orchestrator.signals import interruptible
 
+if TYPE_CHECKING:
+    from orchestrator.records import ImportServerRecord
 
-def main(argv: Sequence[str]) -> int:
-    """Run the command line; the exit code."""
-    clock = Clock.since_process_start()
+
+def main(argv: Sequence[str], *, clock: Clock | None = None, import_server: ImportServerRecord | None = None) -> int:
+    """Run the command line; the exit code.
+
+    Args:
+        clock: None for one that begins with this process.
+        import_server: the process that this one was forked from, if it was.
+    """
+    clock = clock or Clock.since_process_start()
     try:
         with interruptible():
-            return _run(_parser().parse_intermixed_args(argv), clock)
+            return _run(_parser().parse_intermixed_args(argv), clock, import_server)
     except Interrupted as interrupt:
         return interrupt.exit_code
     except OrchestratorError as error:
@@ -29,20 +37,24 @@ def main(argv: Sequence[str]) -> int:
         return error.exit_code
 
 
-def _run(arguments: argparse.Namespace, clock: Clock) -> int:
+def _run(arguments: argparse.Namespace, clock: Clock, import_server: ImportServerRecord | None) -> int:
     if arguments.version:
         sys.stdout.write(f"orchestrator {__version__}\n")
         return 0
     overrides: list[str] = arguments.overrides
     if arguments.multirun or "hydra.mode=MULTIRUN" in overrides:
-        return _sweep(overrides, arguments.config_dir)
+        from orchestrator.compose.sweep import sweep
+
+        return sweep(overrides, arguments.config_dir, by_server=import_server is not None)
     flags = _flags_for_hydra(arguments)
-    return _show(arguments, flags) if flags else _start(overrides, arguments.config_dir, clock)
+    return _show(arguments, flags) if flags else _start(overrides, arguments.config_dir, clock, import_server)
 
 
-def _start(overrides: list[str], config_dir: Path | None, clock: Clock) -> int:
+def _start(
+    overrides: list[str], config_dir: Path | None, clock: Clock, import_server: ImportServerRecord | None
+) -> int:
     from orchestrator.compose import compose
-    from orchestrator.compose.sweep import events_for
+    from orchestrator.events import events_for
     from orchestrator.registry import Registry
 
     registry = Registry.discover()
@@ -50,23 +62,12 @@ def _start(overrides: list[str], config_dir: Path | None, clock: Clock) -> int:
 
     from orchestrator import app
 
-    events = events_for(config)
-    outcome = app.run(config, overrides=overrides, events=events, clock=clock, registry=registry)
+    events = events_for(json_lines=config.log.json_lines)
+    outcome = app.run(
+        config, overrides=overrides, events=events, clock=clock, registry=registry, import_server=import_server
+    )
     outcome.cleanup.close()
     return outcome.exit_code
-
-
-def _sweep(overrides: list[str], config_dir: Path | None) -> int:
-    from orchestrator.compose.folders import ConfigFolders
-    from orchestrator.compose.hydra_main import run_hydra
-    from orchestrator.compose.sweep import Job, prepare
-    from orchestrator.registry import Registry
-
-    registry = Registry.discover()
-    folders = ConfigFolders.find(registry, config_dir)
-    job = Job(registry, folders)
-    code = run_hydra(["--multirun"], prepare(overrides, registry, folders), folders, job)
-    return max([code, *job.codes])
 
 
 def _show(arguments: argparse.Namespace, flags: list[str]) -> int:

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from orchestrator.units import parse_size
+from orchestrator.errors import ConfigError
+from orchestrator.units import KiB, parse_size
 
 
 class Node(BaseModel):
@@ -26,7 +27,15 @@ def _size(value: int | str) -> int:
     return size
 
 
+def _read_size(value: int | str) -> int:
+    size = _size(value)
+    if size < 64 * KiB:
+        raise ValueError("must be at least 64 KiB")
+    return size
+
+
 Size = Annotated[int | str, AfterValidator(_size)]
+ReadSize = Annotated[int | str, AfterValidator(_read_size)]
 Positive = Annotated[int, Field(gt=0)]
 NotNegative = Annotated[int, Field(ge=0)]
 
@@ -45,7 +54,37 @@ class ModelConfig(Node):
 
 
 class DeviceConfig(Node):
-    kind: Literal["auto", "cuda", "cpu"]
+    kind: Literal["auto", "cuda", "cpu", "plan"]
+
+
+class GpuSpec(Node):
+    """A card's constants, for planning without it. They belong to card and allocator mode, never to a model."""
+
+    name: str
+    capability: Annotated[str, Field(pattern=r"^\d+\.\d+$")]
+    """CUDA's, as "9.0"."""
+    total_bytes: Positive
+    """As the driver reports it."""
+    driver_bytes: NotNegative
+    """What nobody's process holds and is not free on an idle card."""
+    context_bytes: NotNegative
+    """What opening the device takes."""
+    library_bytes: NotNegative
+    """What kernels and libraries take outside torch's allocator once steps have run."""
+    workspace_bytes: NotNegative
+    """cuBLAS's workspace, taken from torch's allocator once a stream."""
+    graph_bytes: NotNegative
+    """What the first capture takes outside the allocator, whatever is captured."""
+    graph_node_bytes: NotNegative
+    """What a captured kernel takes outside the allocator."""
+    attention: str
+    """The attention backend to assume for `engine.attention=auto`."""
+    allocator: Literal["expandable", "native"]
+    """How torch's allocator makes segments: growing ones, which a start asks for, or of fixed sizes."""
+    measured: bool
+    """Whether the constants were read on such a card, or follow from those of another."""
+    bound_fraction: Annotated[float, Field(ge=0, lt=1)]
+    """How far the KV cache of a plan may be from a start's, as a share of the card's total."""
 
 
 class GpuConfig(Node):
@@ -56,7 +95,8 @@ class GpuConfig(Node):
     index: NotNegative
     total_bytes: Size | None
     """What to take for the device's total memory; null for what the device says."""
-    spec: str | None
+    spec: GpuSpec | None
+    """The card to plan for (`device=plan`); nothing else reads it."""
 
 
 class SchedulerConfig(Node):
@@ -127,7 +167,13 @@ class EngineConfig(Node):
 
 
 class WeightsConfig(Node):
+    """How a checkpoint reaches the device."""
+
     loader: str
+    io: Literal["auto", "buffered", "direct"]
+    """Through the page cache or past it."""
+    threads: Positive | Literal["auto"]
+    chunk_bytes: Literal["auto"] | ReadSize
 
 
 class CacheConfig(Node):
@@ -160,8 +206,21 @@ class Config(Node):
     graphs: GraphsConfig
     engine: EngineConfig
     weights: WeightsConfig
-    startup_plan: Literal["off"]
+    startup_plan: Literal["off", "use", "refresh"]
     cache: CacheConfig
     stages: dict[str, dict[str, Any]]
     run: RunConfig
     log: LogConfig
+
+
+def engine_name(config: Config) -> str:
+    """The engine in the registry that runs the model: a plan's own in the place of `engine.name`.
+
+    Raises:
+        ConfigError: an engine that cannot be planned.
+    """
+    if config.device.kind != "plan":
+        return config.engine.name
+    if config.engine.name != "transformers":
+        raise ConfigError.of("engine.name", "device=plan knows the engine transformers alone", config.engine.name)
+    return "plan"

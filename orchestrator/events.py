@@ -113,3 +113,8 @@ class JsonEvents:
 
     def _print(self, **fields: Any) -> None:
         print(json.dumps(fields), file=self._stream, flush=True)
+
+
+def events_for(*, json_lines: bool) -> Events:
+    """The listener for a person, or for a machine."""
+    return JsonEvents() if json_lines else TextEvents()

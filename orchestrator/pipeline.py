@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from orchestrator.artifacts import ENGINE, KV_CACHE
+from orchestrator.beside import Beside
 from orchestrator.config import Config
 from orchestrator.errors import (
     ConfigError,
@@ -20,6 +21,7 @@ from orchestrator.errors import (
     StageTimeoutError,
     UnknownNameError,
 )
+from orchestrator.events import Events
 from orchestrator.memory.snapshot import Snapshot
 from orchestrator.out_of_memory import explained, is_out_of_memory, let_go
 from orchestrator.records import ErrorRecord, KVCacheRecord, MemoryRecord, RunRecord, StageMemory, StageRecord
@@ -27,6 +29,7 @@ from orchestrator.registry import Registry
 from orchestrator.signals import owns_process
 from orchestrator.stage import Context, Skipped, Stage
 from orchestrator.state import Key
+from orchestrator.tracking import FinishedRun
 from orchestrator.validation import problems_of
 from orchestrator.watchdog import run_within
 
@@ -72,6 +75,9 @@ def check(slots: Sequence[Slot], config: Config, registry: Registry) -> None:
     Raises:
         UserError: with what is missing and who could provide it.
     """
+    for group, field, name in _named(config):
+        if name != "auto":
+            registry.check(group, name, field)
     provided: dict[str, str] = {}
     for slot in slots:
         for key in slot.stage.required(config):
@@ -87,10 +93,25 @@ def check(slots: Sequence[Slot], config: Config, registry: Registry) -> None:
         slot.stage.check(config, registry.resolve)
 
 
+def _named(config: Config) -> Sequence[tuple[str, str, str]]:
+    """What the configuration asks for by name: the group, the field and the name."""
+    return (
+        ("loaders", "weights.loader", config.weights.loader),
+        ("attention", "engine.attention", config.engine.attention),
+        ("profilers", "model.profiler", config.model.profiler),
+    )
+
+
 def _nobody_provides(slot: Slot, key: Key[Any], slots: Sequence[Slot]) -> str:
     later = next((other for other in slots if key in other.stage.provides), None)
     who = f"stages.{later.name} does, but comes later" if later else "no stage of this pipeline does"
     return f"stages.{slot.name} ({slot.use}) needs '{key}', and nothing before it provides it: {who}"
+
+
+def begin(slots: Sequence[Slot], config: Config, registry: Registry, beside: Beside) -> None:
+    """Let each stage leave what is to run beside earlier ones."""
+    for slot in slots:
+        slot.stage.begin(config, registry.resolve, beside)
 
 
 def not_run(slots: Sequence[Slot]) -> list[StageRecord]:
@@ -111,12 +132,32 @@ def run(slots: Sequence[Slot], ctx: Context, record: RunRecord) -> BaseException
             record.ready_s = ctx.clock.now()
             record.kv_cache = _kv_record(ctx)
         if stopped_by is not None:
+            end_beside(ctx.beside, ctx.events)
             ctx.state.clear()
             ctx.cleanup.close()
             return stopped_by
         assert entry.start_s is not None and entry.wall_s is not None
         start = entry.start_s + entry.wall_s
     return None
+
+
+def conclude(slots: Sequence[Slot], run: FinishedRun, registry: Registry, events: Events) -> None:
+    """Let each stage do what it does with a finished run."""
+    for slot in slots:
+        try:
+            line = slot.stage.concluded(run, registry.resolve)
+        # Nothing that comes after the record may change what the run was.
+        except Exception as error:
+            events.warning(f"stages.{slot.name}: {_first_line(error)}; the record is in {run.folder}")
+        else:
+            if line:
+                events.info(f"{slot.name}: {line}")
+
+
+def end_beside(beside: Beside | None, events: Events) -> None:
+    """End what still runs beside the stages, before what it works on is given back."""
+    for name in beside.close() if beside is not None else ():
+        events.warning(f"{name}: did not end when it was told to; it is left behind")
 
 
 def _run_one(slot: Slot, entry: StageRecord, ctx: Context, start: float) -> BaseException | None:

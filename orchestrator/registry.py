@@ -40,8 +40,12 @@ _BUILT_IN = {
         "clear_caches": "orchestrator.stages.clear_caches:ClearCaches",
         "allocate_kv": "orchestrator.stages.allocate_kv:AllocateKV",
         "verify": "orchestrator.stages.verify:Verify",
+        "track": "orchestrator.stages.track:Track",
     },
-    "engines": {"transformers": "orchestrator.engine.transformers:TransformersEngine"},
+    "engines": {
+        "transformers": "orchestrator.engine.transformers:TransformersEngine",
+        "plan": "orchestrator.engine.planning.engine:PlannedEngine",
+    },
     "profilers": {
         "generic": "orchestrator.modality.generic:GenericProfiler",
         "gemma3": "orchestrator.modality.tiles:Gemma3Profiler",
@@ -56,6 +60,8 @@ _BUILT_IN = {
     },
     "loaders": {
         "safetensors": "orchestrator.engine.weights.safetensors:SafetensorsLoader",
+        "transformers": "orchestrator.engine.weights.transformers:TransformersLoader",
+        "fastsafetensors": "orchestrator.engine.weights.fastsafetensors:FastSafetensorsLoader",
         "dummy": "orchestrator.engine.weights.dummy:DummyLoader",
     },
     "attention": {
@@ -69,6 +75,7 @@ _BUILT_IN = {
         "qwen2_5_vl_3b": "orchestrator.engine.models.real:Qwen25VL3B",
         "qwen2_5_vl_7b": "orchestrator.engine.models.real:Qwen25VL7B",
         "llava_onevision_7b": "orchestrator.engine.models.real:LlavaOnevision7B",
+        "qwen2_audio_7b": "orchestrator.engine.models.real:Qwen2Audio7B",
         "opt_125m": "orchestrator.engine.models.real:Opt125M",
         "smollm2_135m": "orchestrator.engine.models.smollm2:SmolLM2",
     },
@@ -130,6 +137,18 @@ class Registry:
 
     def has(self, group: str, name: str) -> bool:
         return name in self._plugins[group]
+
+    def check(self, group: str, name: str, field: str) -> None:
+        """Refuse a name that nothing has, without importing what has it.
+
+        Args:
+            field: of the configuration, that the name was given in.
+
+        Raises:
+            UnknownNameError: no plugin has the name.
+        """
+        if not self.has(group, name) and ":" not in name:
+            raise UnknownNameError(KINDS[group], name, self.names(group), field)
 
     def plugins(self) -> list[Plugin]:
         return [plugin for group in self._plugins.values() for _, plugin in sorted(group.items())]

@@ -55,7 +55,8 @@ def _entry(plugin: Plugin) -> dict[str, Any]:
 def _details(registry: Registry, plugin: Plugin) -> dict[str, Any]:
     found = registry.resolve(plugin.group, plugin.name)
     summary = (found.__doc__ or "").strip().partition("\n")[0]
-    config = getattr(found, "Config", None)
+    # A tracker is its own options.
+    config = found if isinstance(found, type) and issubclass(found, BaseModel) else getattr(found, "Config", None)
     if not (isinstance(config, type) and issubclass(config, BaseModel)):
         return {"summary": summary, "options": []}
     options = [

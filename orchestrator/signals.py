@@ -19,11 +19,15 @@ class _Handler:
 
     def __init__(self) -> None:
         self.held = False
+        self.first: Callable[[int], None] | None = None
         self._came: int | None = None
         self._raised = False
 
     def __call__(self, signum: int, _frame: FrameType | None) -> None:
         if self._came is None:
+            act, self.first = self.first, None
+            if act is not None:
+                act(signum)
             self._came = signum
             self.deliver()
 
@@ -101,6 +105,19 @@ def second_signal(act: Callable[[Interrupted], None]) -> Iterator[None]:
         listener.join()
         os.close(sends)
         os.close(receives)
+
+
+@contextmanager
+def before_interruption(act: Callable[[int], None]) -> Iterator[None]:
+    """Call `act` with the number of the first signal, before anything is raised for it. A second one cuts it short."""
+    handler = _handler()
+    if handler is not None:
+        handler.first = act
+    try:
+        yield
+    finally:
+        if handler is not None:
+            handler.first = None
 
 
 def _listen(receives: int, act: Callable[[Interrupted], None]) -> None:

@@ -138,7 +138,7 @@ def test_a_stage_without_a_yaml_is_appended_by_reference() -> None:
         ("a b=3", "a b=3: cannot be the name of a key; write key=value"),
         ("hydra.run.dir=/x", "hydra.run.dir=/x: is not used here; give run.dir"),
         ("run.dir=${nothing.here}", "run.dir: Interpolation key 'nothing.here' not found"),
-        ("hydra/launcher=joblb", "hydra/launcher=joblb: there is no hydra/launcher of that name; there are: basic"),
+        ("hydra/launcher=mine", "hydra/launcher=mine: there is no hydra/launcher of that name; there are: basic"),
     ],
 )
 def test_a_mistake_names_the_field_and_what_would_work(override: str, message: str) -> None:

@@ -71,7 +71,10 @@ OVERRIDES = [
     "stages.verify.tolerance",
     "stages.verify.use",
     "startup_plan",
+    "weights.chunk_bytes",
+    "weights.io",
     "weights.loader",
+    "weights.threads",
 ]
 
 STAGES = ["load_weights", "dummy_data", "profile_run", "graph_capture", "clear_caches", "allocate_kv", "verify"]

@@ -18,7 +18,7 @@ from orchestrator.errors import ConfigError, Problem, UserError
 from orchestrator.registry import Registry
 from orchestrator.validation import problems_of
 
-_OPEN = ("mm.processor_kwargs",)
+_OPEN = ("mm.processor_kwargs", "hydra.launcher.ray.init", "hydra.launcher.ray.remote")
 """Nodes whose keys this project does not know."""
 
 
@@ -146,5 +146,8 @@ def examine(draft: Draft, registry: Registry) -> tuple[Config | None, list[Probl
 
 def _opened(each: Given) -> Given:
     """An override of an open node, or below one, adds its keys."""
-    is_open = any(f"{each.key}.".startswith(f"{node}.") for node in _OPEN)
+    parts = each.key.split(".")
+    # The options of a tracker are its own.
+    of_tracker = parts[0] == "stages" and parts[2:3] == ["options"]
+    is_open = of_tracker or any(f"{each.key}.".startswith(f"{node}.") for node in _OPEN)
     return each.adding() if is_open and not each.prefix else each

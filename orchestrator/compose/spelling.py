@@ -88,6 +88,19 @@ def read(text: str, *, multirun: bool = False) -> Given:
     return replace(given, spelled=f"{given.prefix}{given.head}={value}", sweep=sweep)
 
 
+def unescaped(text: str) -> str:
+    """An override that Hydra spelled, with text in quotes where it has backslashes; `read` takes those for text."""
+    parsed = _parsed(text) if "\\" in text else None
+    value = parsed.value() if parsed is not None else None
+    return f"{parsed.get_key_element()}={quoted(value)}" if parsed is not None and isinstance(value, str) else text
+
+
+def is_interval(given: Given) -> bool:
+    """Whether the values are drawn from an interval and cannot be listed."""
+    parsed = _parsed(given.spelled) if given.sweep else None
+    return parsed is not None and parsed.is_sweep_override() and not parsed.is_discrete_sweep()
+
+
 def quoted(text: str) -> str:
     """Text in quotes, for Hydra's grammar."""
     from hydra.core.override_parser.types import Quote, QuotedString
@@ -133,8 +146,9 @@ def _needs_multirun(value: str) -> str:
 
 def _points(given: Given, parsed: Override) -> tuple[str, ...]:
     if not parsed.is_discrete_sweep():
-        # The sweepers of some Hydra plugins draw from intervals; what is typed is all that is known here.
-        return (given.value or "",)
+        # Sweepers that search draw from intervals; their ends are values that they may come to.
+        interval = parsed.value()
+        return (str(getattr(interval, "start", given.value)), str(getattr(interval, "end", given.value)))
     if "glob(" in (given.value or ""):
         return (given.value or "",)
     return tuple(parsed.sweep_string_iterator())

@@ -2,27 +2,96 @@
 
 from __future__ import annotations
 
-import sys
+import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from orchestrator.clock import Clock
-from orchestrator.compose import Draft, draft_of, examine, read_all, required, validated
+from orchestrator.compose import Draft, draft_of, examine, read_all, required
+from orchestrator.compose.experiment import with_parameters
 from orchestrator.compose.folders import ConfigFolders
-from orchestrator.compose.spelling import Given
-from orchestrator.compose.tree import plain
-from orchestrator.config import Config
-from orchestrator.errors import ConfigError, Interrupted, OrchestratorError, Problem
-from orchestrator.events import Events, JsonEvents, TextEvents
-from orchestrator.records import FILE_NAME, RunRecord, write_record
+from orchestrator.compose.hydra_main import run_hydra
+from orchestrator.compose.launchers import offer_ray
+from orchestrator.compose.objective import is_maximised
+from orchestrator.compose.point import Job
+from orchestrator.compose.process import told_to_workers
+from orchestrator.compose.spelling import Given, is_interval, quoted
+from orchestrator.compose.sweep_end import exit_code, finished_points, shown
+from orchestrator.compose.tree import compose_tree, translated
+from orchestrator.errors import ConfigError, Problem
+from orchestrator.events import events_for
+from orchestrator.records import redact
 from orchestrator.registry import Registry
 
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
 _MOST_SAMPLES = 8
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is settled before the first point: where the records go, and who chooses the points."""
+
+    folder: Path
+    json_lines: bool
+    searches: bool
+    direction: Any
+
+    @property
+    def maximised(self) -> bool | None:
+        return is_maximised(self.direction) if self.searches else None
+
+
+def sweep(overrides: Sequence[str], config_dir: Path | None, *, by_server: bool = False) -> int:
+    """Run a sweep, each start in a process of its own; the exit code.
+
+    Raises:
+        ConfigError: what no point can work with.
+        Interrupted: once every start under way has left its record.
+    """
+    registry = Registry.discover()
+    offer_ray()
+    folders = ConfigFolders.find(registry, config_dir)
+    prepared = prepare(with_parameters(overrides, folders), registry, folders)
+    given = read_all(prepared, multirun=True)
+    plan = _plan(draft_of(_sample(given, 0, folders), folders).used, folders)
+    # Said here, because every process that runs a point has to mean the same folder.
+    prepared.append(f"hydra.sweep.dir={quoted(str(plan.folder))}")
+    swept = tuple(each.head for each in given if each.sweep)
+    job = Job(secrets.token_hex(8), swept, None if config_dir is None else config_dir.absolute(), by_server)
+    failed = 1
+    try:
+        with told_to_workers():
+            failed = run_hydra(["--multirun"], prepared, folders, job)
+    finally:
+        _redact(plan.folder / "multirun.yaml")
+        points = finished_points(plan.folder, job.sweep)
+        events_for(json_lines=plan.json_lines).info(shown(points, plan.folder, swept=swept, maximised=plan.maximised))
+    return max(failed, exit_code(points, searches=plan.searches))
+
+
+def _redact(path: Path) -> None:
+    """Hydra's sweeper leaves the overrides there as they were typed."""
+    with suppress(OSError):
+        path.write_text(redact(path.read_text()))
+
+
+def _plan(given: Sequence[Given], folders: ConfigFolders) -> _Plan:
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        tree = compose_tree(given, folders, with_hydra=True)
+        sweeper = tree.hydra.sweeper
+        return _Plan(
+            folder=Path(str(tree.hydra.sweep.dir)).expanduser().absolute(),
+            json_lines=OmegaConf.select(tree, "log.json") is True,
+            searches=not str(sweeper.get("_target_", "")).endswith(".BasicSweeper"),
+            direction=sweeper.get("direction"),
+        )
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError([translated(error)]) from None
 
 
 def prepare(overrides: Sequence[str], registry: Registry, folders: ConfigFolders) -> list[str]:
@@ -32,6 +101,7 @@ def prepare(overrides: Sequence[str], registry: Registry, folders: ConfigFolders
         ConfigError: what no point can work with. A problem of single points is left to them.
     """
     given = read_all(overrides, multirun=True)
+    _refuse_intervals(given)
     swept = {each.head for each in given if each.sweep}
     samples = [_sample(given, index, folders) for index in range(_sample_count(given))]
     drafts = [draft_of(sample, folders) for sample in samples]
@@ -42,6 +112,15 @@ def prepare(overrides: Sequence[str], registry: Registry, folders: ConfigFolders
     _let_compose([each for each in given if each.sweep and each.key in folders.options], folders)
     added = {each.head for draft in drafts for each in draft.used if each.prefix == "++"}
     return [(each.adding() if each.head in added and not each.prefix else each).spelled for each in given]
+
+
+def _refuse_intervals(given: Sequence[Given]) -> None:
+    if any(each.key == "hydra/sweeper" for each in given):
+        return
+    drawn = [each for each in given if is_interval(each)]
+    advice = "an interval needs a sweeper that draws from it: hydra/sweeper=optuna; or list the values"
+    if drawn:
+        raise ConfigError(Problem(each.head, advice, each.value) for each in drawn)
 
 
 def _sample_count(given: Sequence[Given]) -> int:
@@ -85,61 +164,3 @@ def _let_compose(choices: Sequence[Given], folders: ConfigFolders) -> None:
         for name in each.sweep:
             if folders.unknown(each, name) is not None:
                 ConfigStore.instance().store(group=each.key, name=name.strip("'\""), node={}, provider="orchestrator")
-
-
-@dataclass
-class Job:
-    """Runs the points that Hydra gives it; `codes` are their exit codes, as far as they ran in this process."""
-
-    registry: Registry
-    folders: ConfigFolders
-    codes: list[int] = field(default_factory=list)
-
-    def __call__(self, tree: DictConfig) -> int:
-        from hydra.core.hydra_config import HydraConfig
-
-        hydra = HydraConfig.get()
-        code = self._run(tree, list(hydra.overrides.task), Path(hydra.runtime.output_dir))
-        self.codes.append(code)
-        return code
-
-    def _run(self, tree: DictConfig, overrides: list[str], folder: Path) -> int:
-        from orchestrator import app
-
-        clock = Clock.from_now()
-        raw: dict[str, Any] = {}
-        try:
-            raw, missing = plain(tree)
-            # An unknown choice was composed as an empty file; what that leads to is no news.
-            if unknown := self.folders.problems_of(read_all(overrides)):
-                raise ConfigError(unknown)
-            draft = Draft(raw, missing)
-            config = validated(draft, self.registry, overrides).config
-            events = events_for(config)
-            events.info(f"point {folder.name}: {' '.join(overrides)}")
-            outcome = app.run(
-                config, overrides=overrides, events=events, clock=clock, registry=self.registry, run_dir=folder
-            )
-            outcome.cleanup.close()
-        except Exception as error:
-            return _record_failure(error, raw, overrides, folder, clock)
-        if outcome.record.status == "interrupted":
-            raise Interrupted(outcome.exit_code - 128)
-        return outcome.exit_code
-
-
-def _record_failure(error: Exception, raw: dict[str, Any], overrides: list[str], folder: Path, clock: Clock) -> int:
-    from orchestrator.pipeline import error_record
-    from orchestrator.rundir import run_id, started_at
-
-    for line in str(error).splitlines() or [type(error).__name__]:
-        sys.stderr.write(f"error: point {folder.name}: {line}\n")
-    if not (folder / FILE_NAME).exists():
-        record = RunRecord(run_id=run_id(folder), started_at=started_at(clock), overrides=overrides, config=raw)
-        record.error, record.total_s = error_record(error), clock.now()
-        write_record(record, folder)
-    return error.exit_code if isinstance(error, OrchestratorError) else 1
-
-
-def events_for(config: Config) -> Events:
-    return JsonEvents() if config.log.json_lines else TextEvents()

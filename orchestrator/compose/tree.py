@@ -16,15 +16,29 @@ CONFIG_NAME = "config"
 VERSION_BASE = "1.3"
 
 
-def compose_tree(given: Sequence[Given], folders: ConfigFolders) -> DictConfig:
+_EXTRAS = {
+    ("hydra/launcher", "joblib"): "joblib",
+    ("hydra/launcher", "ray"): "ray",
+    ("hydra/launcher", "submitit_local"): "submitit",
+    ("hydra/launcher", "submitit_slurm"): "submitit",
+    ("hydra/sweeper", "optuna"): "optuna",
+}
+"""Choices that come with a package, and the extra of this project that installs it."""
+
+
+def compose_tree(given: Sequence[Given], folders: ConfigFolders, *, with_hydra: bool = False) -> DictConfig:
     """
+    Args:
+        with_hydra: also Hydra's own node, whose interpolations are not resolved yet.
+
     Raises:
         HydraException, OmegaConfBaseException: an override that cannot be applied.
     """
     from hydra import compose, initialize_config_dir
 
     with initialize_config_dir(str(folders.main), job_name="orchestrator", version_base=VERSION_BASE):
-        return compose(CONFIG_NAME, [*(each.spelled for each in given), folders.search_path_override()])
+        overrides = [*(each.spelled for each in given), folders.search_path_override()]
+        return compose(CONFIG_NAME, overrides, return_hydra_config=with_hydra)
 
 
 def plain(tree: DictConfig) -> tuple[dict[str, Any], list[str]]:
@@ -75,6 +89,11 @@ def translated(error: Exception) -> Problem:
 
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
         group, _, name = error.missing_cfg_file.rpartition("/")
+        if (group, name) in _EXTRAS:
+            extra = _EXTRAS[group, name]
+            return Problem(
+                group, f"comes with a package that is not installed; pip install 'orchestrator[{extra}]'", name
+            )
         return Problem(group, f"there is no {group} of that name; {near_miss(name, error.options)}", name)
     text = _first_line(str(error)) or type(error).__name__
     cause = _first_line(str(error.__cause__ or ""))
