@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import platform
 import subprocess
+import sys
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -12,7 +15,16 @@ import psutil
 
 import orchestrator
 
-_LIBRARIES = ("torch", "torchvision", "transformers", "safetensors", "hydra-core", "pydantic", "diskcache")
+_LIBRARIES = (
+    *("torch", "torchvision", "triton", "transformers", "tokenizers", "safetensors", "numpy", "pillow"),
+    *("hydra-core", "pydantic", "diskcache", "nvidia-ml-py"),
+)
+_THAT_MATTER = (
+    *("CUDA_", "CUBLAS_", "CUBLASLT_", "CUDNN_", "NCCL_", "NVIDIA_TF32_OVERRIDE", "PYTORCH_", "TORCH_", "TRITON_"),
+    *("OMP_", "MKL_", "MALLOC_", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "ORCHESTRATOR_", "PYTHONHASHSEED"),
+)
+"""Beginnings of names, and whole ones: what changes which devices there are, what libraries take, where things are."""
+_NEVER = ("TOKEN", "SECRET", "PASSWORD", "CREDENTIAL", "KEY")
 
 
 def versions(driver: str | None = None) -> dict[str, str | None]:
@@ -24,6 +36,20 @@ def versions(driver: str | None = None) -> dict[str, str | None]:
         "cuda": _cuda(),
         "driver": driver,
         **{name: _version(name) for name in _LIBRARIES},
+    }
+
+
+def variables(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment variables that change what a start does, of those that are set; never one that may be a secret.
+
+    Args:
+        environment: None for this process's.
+    """
+    given = os.environ if environment is None else environment
+    return {
+        name: value
+        for name, value in sorted(given.items())
+        if name.startswith(_THAT_MATTER) and not any(word in name.upper() for word in _NEVER)
     }
 
 
@@ -41,9 +67,22 @@ def _version(name: str) -> str | None:
 
 
 def _cuda() -> str | None:
-    import torch
+    """Of torch; read from its file alone where torch is not imported yet, which takes seconds."""
+    if "torch" in sys.modules:
+        return _text(sys.modules["torch"].version.cuda)
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        return None
+    spec = importlib.util.spec_from_file_location("_version_of_torch", Path(found.origin).parent / "version.py")
+    if spec is None or spec.loader is None:
+        return None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return _text(getattr(module, "cuda", None))
 
-    return torch.version.cuda
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
 
 
 def _commit() -> str | None:

@@ -36,10 +36,26 @@ class Span(Record):
 
 
 class ImportRecord(Record):
-    """Seconds that a package's own modules took to import; what they pulled in of others counts for those."""
+    """Seconds that a package's own modules took to import; what they pulled in of others counts for those.
+
+    `parts` are the slow ones of the packages in it, as `torch._dynamo`.
+    """
 
     package: str
     s: float
+    parts: list[ImportRecord] = Field(default_factory=list)
+
+
+class ImportServerRecord(Record):
+    """The process that had imported everything before it was forked for this start, in `import_s` seconds of its own.
+
+    `request_s` is when the fork came, on the run's clock, whose zero is the start of the process that asked for it.
+    """
+
+    pid: int
+    started_at: str
+    import_s: float
+    request_s: float
 
 
 class ErrorRecord(Record):
@@ -109,6 +125,19 @@ class KVCacheRecord(Record):
     limited_by: str = ""
 
 
+class ProvenanceRecord(Record):
+    """What a run depends on besides its configuration, versions, device and the model's files.
+
+    `sources` is a hash of the package's files, its configuration and the plugins of the checkout; `plugins` what brings
+    each plugin that is not built in, with its version or a hash of its code; `environment` the variables that change
+    what a start does, of those that were set.
+    """
+
+    sources: str
+    plugins: dict[str, str] = Field(default_factory=dict)
+    environment: dict[str, str] = Field(default_factory=dict)
+
+
 class RunRecord(Record):
     """A whole start."""
 
@@ -119,11 +148,13 @@ class RunRecord(Record):
     total_s: float = 0.0
     import_s: float = 0.0
     imports: list[ImportRecord] = Field(default_factory=list)
+    import_server: ImportServerRecord | None = None
     ready_s: float | None = None
     spans: list[Span] = Field(default_factory=list)
     overrides: list[str] = Field(default_factory=list)
     config: dict[str, Any] = Field(default_factory=dict)
     versions: dict[str, str | None] = Field(default_factory=dict)
+    provenance: ProvenanceRecord | None = None
     device: dict[str, Any] = Field(default_factory=dict)
     stages: list[StageRecord] = Field(default_factory=list)
     ledger: LedgerRecord | None = None

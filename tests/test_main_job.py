@@ -123,7 +123,8 @@ def test_the_stages_add_up_to_the_time_between_the_first_and_the_last(begun: End
     elapsed = stages[-1]["start_s"] + stages[-1]["wall_s"] - stages[0]["start_s"]
     assert sum(stage["wall_s"] for stage in stages) == pytest.approx(elapsed, rel=1e-3)
     for stage in stages:
-        assert all(span["wall_s"] <= stage["wall_s"] for span in stage["spans"])
+        # What a stage did before its turn says what it ran beside.
+        assert all(span["wall_s"] <= stage["wall_s"] for span in stage["spans"] if span["beside"] is None)
 
 
 def test_the_ledger_adds_up(begun: Ended) -> None:

@@ -10,22 +10,26 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from orchestrator.errors import UserError, near_miss
-from orchestrator.records import FILE_NAME, RunRecord, read_record
+from orchestrator.records import FILE_NAME, RunRecord
 from orchestrator.report.compare import compare
 from orchestrator.report.flat import as_csv, as_markdown
 from orchestrator.report.html import page
-from orchestrator.report.layout import one_line
+from orchestrator.report.reading import read_run
 from orchestrator.report.text import closing_line, table
+from orchestrator.schema import schema_text
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code: 0, or 2 where a record cannot be read or a page not be written."""
     arguments = _parser().parse_args(argv)
     try:
-        records = [_read(path) for given in arguments.runs for path in _run_folders(given)]
+        if arguments.schema:
+            sys.stdout.write(schema_text())
+            return 0
+        if not arguments.runs:
+            raise UserError("give the folder of a run; --help shows what there is")
+        records = [read_run(path) for given in arguments.runs for path in _run_folders(given)]
         if arguments.html:
             _write(arguments.html, page(records))
         sys.stdout.write(_shown(records, arguments) + "\n")
@@ -44,13 +48,14 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m orchestrator.report", description="Show the record of a run, or compare the records of several."
     )
     parser.add_argument(
-        "runs", nargs="+", type=Path, metavar="RUN_DIR", help="a run's folder, its run.json, or a folder of run folders"
+        "runs", nargs="*", type=Path, metavar="RUN_DIR", help="a run's folder, its run.json, or a folder of run folders"
     )
     parser.add_argument("--html", type=Path, metavar="FILE", help="also write a page of HTML")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print the record as JSON; of several, a list")
     form.add_argument("--csv", action="store_true", help="print a line of comma-separated values a run")
     form.add_argument("--md", action="store_true", help="print a table of Markdown, a line a run")
+    form.add_argument("--schema", action="store_true", help="print the JSON Schema of run.json and stop")
     return parser
 
 
@@ -80,19 +85,6 @@ def _children(folder: Path) -> list[Path]:
 
 def _numeric_order(path: Path) -> list[tuple[int, str]]:
     return [(int(text), "") if text.isdecimal() else (-1, text) for text in re.split(r"(\d+)", path.name)]
-
-
-def _read(path: Path) -> RunRecord:
-    try:
-        return read_record(path)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
-        raise UserError(f"{path}: not the record of a run: {where}: {one_line(first['msg'])}") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise UserError(f"{path}: not the record of a run: {one_line(str(error))}") from None
 
 
 def _write(path: Path, text: str) -> None:

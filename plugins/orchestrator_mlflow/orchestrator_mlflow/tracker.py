@@ -1,0 +1,43 @@
+"""A run of MLflow for every run: settings as parameters, figures as metrics, the record as an artifact."""
+
+from __future__ import annotations
+
+import time
+from importlib.util import find_spec
+
+from orchestrator import FinishedRun, Tracker, UserError
+
+_STATUS = {"ok": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
+_LONGEST = 6000
+"""Characters of a parameter that every one of MLflow's stores takes."""
+_AT_ONCE = 100
+"""Parameters that MLflow takes in one call."""
+
+
+class MLflowTracker(Tracker):
+    uri: str | None = None
+    """Of the tracking server or store, such as sqlite:///runs.db; null for what MLFLOW_TRACKING_URI says, or MLflow's
+    own default."""
+    experiment: str = "orchestrator"
+    """Made where there is none of that name."""
+
+    def check(self) -> None:
+        if find_spec("mlflow") is None:
+            raise UserError("the tracker mlflow needs MLflow; pip install 'orchestrator[mlflow]'")
+
+    def log(self, run: FinishedRun) -> str:
+        from mlflow import MlflowClient
+        from mlflow.entities import Metric, Param
+
+        client = MlflowClient(tracking_uri=self.uri)
+        found = client.get_experiment_by_name(self.experiment)
+        experiment = found.experiment_id if found is not None else client.create_experiment(self.experiment)
+        made = client.create_run(experiment, run_name=run.run_id).info.run_id
+        now = time.time_ns() // 1_000_000
+        params = [Param(name, value[:_LONGEST]) for name, value in run.settings.items()]
+        for start in range(0, len(params), _AT_ONCE):
+            client.log_batch(made, params=params[start : start + _AT_ONCE])
+        client.log_batch(made, metrics=[Metric(name, float(value), now, 0) for name, value in run.numbers.items()])
+        client.log_artifact(made, str(run.record))
+        client.set_terminated(made, _STATUS[run.status])
+        return f"run {made} of the experiment {self.experiment}"
