@@ -2,35 +2,42 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from orchestrator import pipeline
 from orchestrator.artifacts import ENGINE
+from orchestrator.beside import Beside
 from orchestrator.cache import Cache
 from orchestrator.clock import Clock
 from orchestrator.conclusion import last_end, ledger_record, set_status, write_as_it_stands
-from orchestrator.config import Config
+from orchestrator.config import Config, engine_name
 from orchestrator.device.base import Device
+from orchestrator.early import device_beside, tell_neighbours
 from orchestrator.engine.base import Engine
 from orchestrator.environment import host, versions
 from orchestrator.errors import ConfigError, Interrupted
 from orchestrator.events import Events
 from orchestrator.import_timer import ImportTimer
+from orchestrator.importing import import_all, without_collections
 from orchestrator.last_words import LastWords
 from orchestrator.memory.ledger import Ledger
-from orchestrator.opening import open_device
-from orchestrator.records import ImportRecord, RunRecord, read_record, write_record
+from orchestrator.planned import config_of_plan, plan_record
+from orchestrator.provenance import provenance
+from orchestrator.records import ImportRecord, ImportServerRecord, RunRecord, write_record
 from orchestrator.registry import Registry
+from orchestrator.report.compare import settings_of
+from orchestrator.report.flat import numbers
 from orchestrator.report.text import closing_line, table
 from orchestrator.rundir import new_run_dir, run_id, started_at
 from orchestrator.signals import held_back, let_through, owns_process, second_signal
+from orchestrator.skipping import make_room, valid_run
 from orchestrator.stage import Context
 from orchestrator.state import State
 from orchestrator.timeline import Timeline
+from orchestrator.tracking import FinishedRun
 
 
 @dataclass
@@ -53,27 +60,40 @@ def run(
     clock: Clock,
     registry: Registry,
     run_dir: Path | None = None,
+    beside: Beside | None = None,
+    import_server: ImportServerRecord | None = None,
 ) -> Outcome:
     """Start as configured. What fails after the configuration was accepted is in the record, not raised.
 
     Args:
         overrides: as typed, for the record.
         run_dir: where the record goes; None for `run.dir`, or a new folder.
+        beside: what may run beside what; None for everything that gains by it.
+        import_server: the process that this one was forked from, if it was.
 
     Raises:
         UserError: the stages do not fit together, or one of them refuses the configuration.
     """
     timeline = Timeline(clock)
+    if import_server is not None:
+        timeline.mark("request to the import server", import_server.request_s)
     timeline.mark("interpreter, configuration")
+    if config.device.kind == "plan":
+        config = config_of_plan(config)
     slots = pipeline.build(config.stages, registry)
     pipeline.check(slots, config, registry)
     wanted = run_dir or (Path(config.run.dir).expanduser() if config.run.dir is not None else None)
-    if config.run.skip_existing and (done := _finished(wanted)) is not None:
-        events.info(f"skipped: {wanted} has the record of a finished run (run.skip_existing)")
-        return Outcome(done, 0, wanted or Path())
+    if config.run.skip_existing:
+        if (done := valid_run(wanted, config)) is not None:
+            events.info(f"skipped: {wanted} has the record of this run (run.skip_existing)")
+            return Outcome(done, 0, wanted or Path())
+        if remark := make_room(wanted, config):
+            events.info(remark)
     # From here on a signal comes where it finds its way into the record, and nowhere else.
     with held_back():
-        return _run_in(new_run_dir(wanted), config, slots, overrides, events, registry, timeline)
+        folder = new_run_dir(wanted)
+        beside = beside or Beside(clock)
+        return _run_in(folder, config, slots, overrides, events, registry, timeline, beside, import_server)
 
 
 def _run_in(
@@ -84,24 +104,31 @@ def _run_in(
     events: Events,
     registry: Registry,
     timeline: Timeline,
+    beside: Beside,
+    import_server: ImportServerRecord | None,
 ) -> Outcome:
     record = RunRecord(
         run_id=run_id(folder),
         started_at=started_at(timeline.clock),
         overrides=list(overrides),
         config=config.model_dump(mode="json", by_alias=True),
+        provenance=provenance(config, registry),
     )
     record.spans = timeline.spans
+    record.import_server = import_server
     timeline.mark("check")
     outcome = Outcome(record, 1, folder)
     last_words = LastWords(
         lambda error: write_as_it_stands(record, folder, timeline, outcome.ledger, error), ends_process=owns_process()
     )
     with second_signal(last_words), ImportTimer() as timer:
-        stopped_by = _start(config, slots, events, registry, outcome, timeline, last_words)
+        stopped_by = _start(config, slots, events, registry, outcome, timeline, last_words, beside)
+        pipeline.end_beside(beside, events)
+        tell_neighbours(record, beside.spans())
         record.imports = _imports(timer)
         record.import_s = sum(entry.s for entry in record.imports)
         _conclude(outcome, stopped_by, timeline, events, last_words)
+    _tell(outcome, slots, registry, events)
     return outcome
 
 
@@ -113,6 +140,7 @@ def _start(
     outcome: Outcome,
     timeline: Timeline,
     last_words: LastWords,
+    beside: Beside,
 ) -> BaseException | None:
     """Everything that can fail once there is a record; what stopped it, if anything did."""
     ctx: Context | None = None
@@ -120,12 +148,14 @@ def _start(
     record.stages = pipeline.not_run(slots)
     try:
         with let_through():
-            import_all(registry.resolve("engines", config.engine.name).imports(config))
+            pipeline.begin(slots, config, registry, beside)
+            with without_collections(keeps_all=owns_process()):
+                # Before the engine is resolved: its module imports all the others.
+                import_all(["torch"])
+                opened = device_beside(beside, choose_device, config, str(outcome.folder), events, outcome.cleanup)
+                import_all(registry.resolve("engines", engine_name(config)).imports(config))
             timeline.mark("imports")
-            device = choose_device(config)
-            outcome.cleanup.callback(device.close)
-            place = open_device(device, config, str(outcome.folder), events)
-            outcome.cleanup.callback(place.close)
+            device, place = opened()
             outcome.ledger = ledger = place.ledger
             record.messages += place.notes
             record.device = {**asdict(device.info()), "host": host()}
@@ -140,9 +170,11 @@ def _start(
                 events=events,
                 clock=timeline.clock,
                 run_dir=outcome.folder,
+                run_id=record.run_id,
                 resolver=registry.resolve,
                 cleanup=outcome.cleanup,
                 abandon=last_words,
+                beside=beside,
             )
             timeline.mark("device")
             stopped_by = pipeline.run(slots, ctx, record)
@@ -157,21 +189,24 @@ def _start(
     timeline.skip(last_end(record))
     if outcome.ledger is not None:
         record.ledger = ledger_record(outcome.ledger)
+    if config.device.kind == "plan":
+        record.plan = plan_record(record, config, getattr(ctx.device, "assumed", ()) if ctx is not None else ())
     if ctx is not None and ctx.state.has(ENGINE):
         outcome.engine = ctx.state.get(ENGINE)
     return stopped_by
 
 
-def import_all(modules: Iterable[str]) -> None:
-    """Import now what stages would import later, so that a stage's seconds are its own."""
-    for module in modules:
-        importlib.import_module(module)
-
-
 def _imports(timer: ImportTimer) -> list[ImportRecord]:
-    """Packages that took a millisecond or more, the slowest first."""
-    slowest_first = sorted(timer.seconds.items(), key=lambda item: -item[1])
-    return [ImportRecord(package=package, s=seconds) for package, seconds in slowest_first if seconds >= 1e-3]
+    """Packages that took a millisecond or more, the slowest first, each with what took ten in it."""
+    return [
+        ImportRecord(
+            package=each.package,
+            s=each.s,
+            parts=[ImportRecord(package=name, s=s) for name, s in each.parts.items() if s >= 1e-2],
+        )
+        for each in timer.packages()
+        if each.s >= 1e-3
+    ]
 
 
 def choose_device(config: Config) -> Device:
@@ -184,6 +219,14 @@ def choose_device(config: Config) -> Device:
 
     total = None if config.gpu.total_bytes is None else int(config.gpu.total_bytes)
     kind = config.device.kind
+    if kind == "plan":
+        from orchestrator.device.plan import PlanDevice
+
+        if config.gpu.spec is None:
+            raise ConfigError.of(
+                "device.kind", "no card is named to plan for; gpu=h200 and others of conf/gpu are", kind
+            )
+        return PlanDevice(config.gpu.spec, total)
     if kind == "cuda" or (kind == "auto" and torch.cuda.is_available()):
         from orchestrator.device.cuda import CudaDevice
 
@@ -204,6 +247,18 @@ def _cache(config: Config, events: Events) -> Cache:
     )
 
 
+def _tell(outcome: Outcome, slots: Sequence[pipeline.Slot], registry: Registry, events: Events) -> None:
+    """Tell the stages what became of the run; an interruption meanwhile ends this and the engine."""
+    record = outcome.record
+    run = FinishedRun(record.run_id, record.status, outcome.folder, settings_of(record), numbers(record))
+    try:
+        with let_through():
+            pipeline.conclude(slots, run, registry, events)
+    except (Interrupted, KeyboardInterrupt):
+        outcome.cleanup.close()
+        raise
+
+
 def _conclude(
     outcome: Outcome, stopped_by: BaseException | None, timeline: Timeline, events: Events, last_words: LastWords
 ) -> None:
@@ -220,11 +275,3 @@ def _conclude(
     events.info(table(record))
     events.info(f"record: {path}")
     events.info(closing_line(record))
-
-
-def _finished(folder: Path | None) -> RunRecord | None:
-    try:
-        record = read_record(folder) if folder is not None else None
-    except (OSError, ValueError):
-        return None
-    return record if record is not None and record.status == "ok" else None

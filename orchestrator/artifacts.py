@@ -60,6 +60,8 @@ PROFILE: Key[Profile] = Key("profile", Profile)
 GRAPHS: Key[Graphs] = Key("graphs", Graphs)
 KV_CACHE: Key[KVAllocation] = Key("kv_cache", KVAllocation)
 VERIFIED: Key[bool] = Key("verified", bool)
+REHEARSED: Key[bool] = Key("rehearsed", bool)
+"""The worst step ran in this start with everything loaded, as serving will find it."""
 
 MODEL_KNOWN: Moment[tuple[Context, Engine]] = Moment("model known")
 """The engine knows its model and turns media into its inputs; the weights are read next. With the context of the stage

@@ -155,3 +155,12 @@ class Device(Protocol):
         """
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class WorksAside(Protocol):
+    """A device on which a thread can work while others do."""
+
+    def aside(self) -> AbstractContextManager[None]:
+        """What the calling thread does meanwhile waits for no other's work. At the end it is done, and what allocator
+        and libraries kept for it is given back; what libraries kept for others goes too, and comes again."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from typing import Any, ClassVar
 
@@ -143,6 +143,19 @@ class CudaDevice:
 
     def lane(self, size: int, scratch_bytes: int = 0) -> AbstractContextManager[Lane]:
         return cuda_lane(self._index, size, scratch_bytes)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        torch.cuda.set_device(self._index)
+        stream: Any = torch.cuda.Stream(self._index)  # type: ignore[no-untyped-call]
+        try:
+            with torch.cuda.stream(stream):
+                yield
+        finally:
+            stream.synchronize()
+            # One was made for this stream and this thread's handle, and would stay as long as the process.
+            torch._C._cuda_clearCublasWorkspaces()
+            torch.cuda.empty_cache()
 
     def synchronize(self) -> None:
         if self._opened:

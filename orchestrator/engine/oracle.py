@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -39,6 +39,12 @@ def oracle_logprobs(
         if name in takes and name not in ("input_ids", "attention_mask")
     }
     decoder = model.get_decoder()
+    drawn = token_ids[:-1]
+    if _can_follow_at_once(model, takes, media, drawn):
+        with own_attention(decoder):
+            row = _row(own + drawn, torch_device)
+            output = model(input_ids=row, **media, logits_to_keep=len(token_ids), use_cache=False)
+        return _of(output.logits[0], token_ids)
     cache = transformers.DynamicCache(config=decoder.config)
     keep = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
     row = _row(own, torch_device)
@@ -48,13 +54,27 @@ def oracle_logprobs(
     with own_attention(decoder), own_positions(model.base_model), _last_positions(decoder) as last:
         first = model(input_ids=row, **mask, **media, **keep, cache=cache, use_cache=True).logits[0, -1:]
         # Apart from the prompt, because a drawn token may be a placeholder's; the last is not fed: nothing comes after.
-        drawn = token_ids[:-1]
         places = _places_after(last, len(drawn))
         feed = {"input_ids": _row(drawn, torch_device), "cache": cache, "use_cache": True}
         later = [model(**feed, **places).logits[0]] if drawn else []
-    logits = torch.cat([first, *later])
+    return _of(torch.cat([first, *later]), token_ids)
+
+
+def _can_follow_at_once(
+    model: Any, takes: Mapping[str, Any], media: Mapping[str, torch.Tensor], drawn: Sequence[int]
+) -> bool:
+    """Whether prompt and drawn tokens may be one pass: not where positions are worked out of the prompt, an argument is
+    as long as that, or a drawn token would be taken for an item."""
+    plain = media.keys() <= {"pixel_values"} and not hasattr(model.base_model, "rope_deltas")
+    names = ("image_token_id", "video_token_id", "audio_token_id", "image_token_index")
+    placeholders = {getattr(model.config, name, None) for name in names}
+    return plain and "logits_to_keep" in takes and placeholders.isdisjoint(drawn)
+
+
+def _of(logits: torch.Tensor, token_ids: list[int]) -> tuple[list[float], list[float]]:
+    """Log-probabilities of the tokens by logits (tokens, vocabulary), and the highest in each place."""
     logprobs = logits.float().log_softmax(-1)
-    chosen = logprobs.gather(-1, torch.tensor(token_ids).to(torch_device).unsqueeze(-1)).squeeze(-1)
+    chosen = logprobs.gather(-1, torch.tensor(token_ids).to(logits.device).unsqueeze(-1)).squeeze(-1)
     return chosen.tolist(), logprobs.amax(-1).tolist()
 
 

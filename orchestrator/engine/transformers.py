@@ -20,6 +20,7 @@ from orchestrator.engine.encoder_cache import EncoderCache
 from orchestrator.engine.feed import worker_count
 from orchestrator.engine.generate import Limits, Scheduler
 from orchestrator.engine.inputs import PromptBuilder
+from orchestrator.engine.kernel_loading import load_kernels
 from orchestrator.engine.kv_cache import KVCache
 from orchestrator.engine.loading import Loaded, Prepared, load, prepare
 from orchestrator.engine.oracle import oracle_logprobs
@@ -30,6 +31,7 @@ from orchestrator.engine.requests import open_request, output_of
 from orchestrator.engine.runner import dummy_spans, new_spans
 from orchestrator.engine.serving import Serving
 from orchestrator.engine.step import Step, StepRecord
+from orchestrator.engine.warming import KnownStep
 from orchestrator.engine.worst_step import WorstStep
 from orchestrator.errors import StageError
 from orchestrator.events import Events
@@ -92,6 +94,13 @@ class TransformersEngine:
         self._loaded = loaded
         self._encoder = self._encoder_cache(0)
         return loaded.report
+
+    def load_kernels(self, sizes: Sequence[int], known: Callable[[], KnownStep | None]) -> str | None:
+        """See `LoadsKernels`."""
+        prepared = self._prepared
+        if prepared is None:
+            return None
+        return load_kernels(prepared, self._config, self._device, sizes, known, lambda: self._prepared is prepared)
 
     def least_peak(self) -> int:
         """See `Foresees`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from orchestrator.artifacts import ENGINE, GRAPHS, KV_CACHE, PROFILE, KVAllocation
+from orchestrator.artifacts import ENGINE, GRAPHS, KV_CACHE, PROFILE, REHEARSED, KVAllocation
 from orchestrator.config import Config as RootConfig
 from orchestrator.engine.base import Engine
 from orchestrator.memory.budget import KVBudget, kv_budget
@@ -72,6 +72,7 @@ def _rehearse(ctx: Context, engine: Engine) -> None:
     auto = ctx.config.kv.bytes == "auto"
     if ctx.state.has(PROFILE) and (auto or (startup_plan(ctx).learned is not None and ctx.ledger.source != "rss")):
         rehearsal = checked_rehearsal(ctx, engine)
+        ctx.state.put(REHEARSED, True)
         if auto:
             ctx.ledger.charge("peak_activation", rehearsal.peak.charged_bytes)
         ctx.metrics.update(

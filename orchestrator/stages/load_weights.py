@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from orchestrator.artifacts import ENGINE, MODEL_KNOWN
-from orchestrator.beside import Beside, Task, begin_or_do
+from orchestrator.beside import Beside, Coming, Task, begin_or_do
 from orchestrator.checkpoint import check, locate, weight_files_here
 from orchestrator.config import Config as RootConfig
 from orchestrator.config import engine_name
@@ -26,6 +26,7 @@ from orchestrator.model_folder import (
 )
 from orchestrator.read_ahead import ReadAhead, read_ahead
 from orchestrator.stage import Context, Resolver, Stage, StageConfig
+from orchestrator.stages.kernels import load_kernels
 from orchestrator.stages.room import refuse_before_loading
 from orchestrator.units import format_size
 
@@ -45,6 +46,7 @@ class LoadWeights(Stage[LoadWeightsConfig]):
     def __init__(self, config: LoadWeightsConfig) -> None:
         super().__init__(config)
         self._read_ahead: Task[ReadAhead] | None = None
+        self._kernels: Coming[str | None] = Coming()
         self._files: Callable[[], dict[str, dict[str, Any]]] = dict
 
     def check(self, config: RootConfig, resolve: Resolver) -> None:
@@ -61,7 +63,9 @@ class LoadWeights(Stage[LoadWeightsConfig]):
             check(found, config.model, DTYPES)
 
     def begin(self, config: RootConfig, resolve: Resolver, beside: Beside) -> None:
-        """Read the weights' files into the page cache until they are asked for."""
+        """Read the weights' files into the page cache until they are asked for; from then on, load kernels."""
+        if config.device.kind in ("auto", "cuda"):
+            self._kernels = beside.after(MODEL_KNOWN, "kernels", load_kernels)
         reads = config.model.load_format == "auto" and config.device.kind != "plan"
         if reads and config.model.path is not None:
             model = config.model
@@ -77,6 +81,7 @@ class LoadWeights(Stage[LoadWeightsConfig]):
         start = ctx.clock.now()
         with peak_of(ctx.device) as peak:
             report = engine.load(ctx.events, lambda weights: self._admit(ctx, engine, weights))
+            self._await_kernels(ctx)
             ctx.device.synchronize()
         seconds = report.seconds or ctx.clock.now() - start
         ctx.ledger.charge("weights", report.bytes)
@@ -97,6 +102,12 @@ class LoadWeights(Stage[LoadWeightsConfig]):
         ctx.state.put(ENGINE, engine)
         what = f"{format_size(report.bytes)}, {report.parameters:,} parameters in {report.dtype}, by {report.loader}"
         return f"{what}, configuration and tokenizer made here" if made and report.loader == "dummy" else what
+
+    def _await_kernels(self, ctx: Context) -> None:
+        """Before anything reads what memory is held."""
+        why = self._kernels.task.result() if self._kernels.task is not None else None
+        if why is not None:
+            ctx.events.info(f"not every kernel was loaded beside the weights: {why}")
 
     def _admit(self, ctx: Context, engine: Engine, weights: int) -> None:
         refuse_before_loading(ctx, engine, weights)

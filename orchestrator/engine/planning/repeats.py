@@ -14,12 +14,10 @@ from typing import Any
 
 import torch
 
+from orchestrator.engine.alike import kind_of
 from orchestrator.engine.planning.host import values_of
 from orchestrator.engine.planning.shapes import Shapes
 from orchestrator.engine.planning.tape import Event, Outline, Tape, left_by
-
-_NUMBERS = frozenset({"layer_idx", "layer_id", "index"})
-"""Attributes that only say which layer it is."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ class Repeats:
         for module in model.modules():
             if isinstance(module, torch.nn.ModuleList) and len(module) > 1:
                 for layer in module:
-                    layer.forward = self._standing_in(layer, _kind(layer))
+                    layer.forward = self._standing_in(layer, kind_of(layer))
 
     @contextmanager
     def one_step(self) -> Iterator[None]:
@@ -89,25 +87,6 @@ class Repeats:
         numbers = self._tape.replay(run.events)
         made = tuple(self._shapes.adopt(numbers[number], outline) for number, outline in run.results)
         return made if run.is_tuple else made[0]
-
-
-def _kind(layer: torch.nn.Module) -> Any:
-    """What is equal for layers that do the same to memory."""
-    return tuple((name, type(module), _settings(module), _parameters(module)) for name, module in layer.named_modules())
-
-
-def _settings(module: torch.nn.Module) -> Any:
-    plain = (bool, int, float, str, type(None))
-    return tuple(
-        (name, value)
-        for name, value in sorted(vars(module).items())
-        if isinstance(value, plain) and name not in _NUMBERS
-    )
-
-
-def _parameters(module: torch.nn.Module) -> Any:
-    tensors = {**module._parameters, **module._buffers}
-    return tuple((name, tuple(one.shape), one.dtype) for name, one in tensors.items() if one is not None)
 
 
 def _outline(value: Any) -> Any:
