@@ -83,7 +83,7 @@ CASES = (
     Case("neighbours_internvl2_5_8b", ("internvl2_5_8b",), program="tests.gpu.neighbours"),
     Case(
         "starts_internvl2_5_8b",
-        ("3", "first,second,zygote", "model=internvl2_5_8b", "model.load_format=dummy", "gpu.util=0.99"),
+        ("2", "first,second,zygote", "model=internvl2_5_8b", "model.load_format=dummy", "gpu.util=0.99"),
         program="tests.gpu.starts",
         timeout_s=500,
     ),
