@@ -31,7 +31,6 @@ from orchestrator.engine.requests import open_request, output_of
 from orchestrator.engine.runner import dummy_spans, new_spans
 from orchestrator.engine.serving import Serving
 from orchestrator.engine.step import Step, StepRecord
-from orchestrator.engine.warming import KnownStep
 from orchestrator.engine.worst_step import WorstStep
 from orchestrator.errors import StageError
 from orchestrator.events import Events
@@ -95,12 +94,12 @@ class TransformersEngine:
         self._encoder = self._encoder_cache(0)
         return loaded.report
 
-    def load_kernels(self, sizes: Sequence[int], known: Callable[[], KnownStep | None]) -> str | None:
+    def load_kernels(self) -> str | None:
         """See `LoadsKernels`."""
         prepared = self._prepared
         if prepared is None:
             return None
-        return load_kernels(prepared, self._config, self._device, sizes, known, lambda: self._prepared is prepared)
+        return load_kernels(prepared, self._config, self._device, lambda: self._prepared is prepared)
 
     def least_peak(self) -> int:
         """See `Foresees`."""
@@ -205,11 +204,15 @@ class TransformersEngine:
     def remembered_step(self) -> Entry:
         """See `RemembersSteps`."""
         step = self._worst.entry()
-        return Entry(step.tensors, {**step.meta, "largest_items": self._largest_items})
+        costliest = self._costliest.get(self._worst.step or (0, 0))
+        return Entry(step.tensors, {**step.meta, "largest_items": self._largest_items, "costliest": costliest})
 
     def adopt_step(self, step: Entry) -> None:
         """See `RemembersSteps`."""
         self._worst = WorstStep.of(step)
+        costliest = step.meta.get("costliest")
+        if costliest is not None and self._worst.step is not None:
+            self._costliest[self._worst.step] = int(bool(costliest))
         self._largest_items = {str(name): int(most) for name, most in step.meta.get("largest_items", {}).items()}
 
     @contextmanager

@@ -61,6 +61,11 @@ class WorstStep:
     def computed(self, num_tokens: int, context: int) -> None:
         self._tokens = (num_tokens, context)
 
+    @property
+    def step(self) -> tuple[int, int] | None:
+        """New tokens of the language model's step, and their context."""
+        return self._tokens
+
     def drew(self, num_rows: int) -> None:
         self._rows = num_rows
 

@@ -31,12 +31,20 @@ DATA_DECIDES = frozenset(
 )
 """Operations whose results have sizes that data decide."""
 
+RESIZE = torch.nn.functional.interpolate
+_ONE_KERNEL = frozenset({"bilinear", "bicubic"})
+"""Ways of resizing that a GPU has a kernel for, and that are put together of many operations elsewhere."""
+
 _FACTORIES = frozenset(
     {_aten.arange.default, _aten.arange.start, _aten.arange.start_step, _aten.zeros.default, _aten.full.default}
     | {_aten.ones.default, _aten.scalar_tensor.default}
 )
 _PRODUCTS = frozenset({_aten.mm.default, _aten.mm.out, _aten.bmm.default, _aten.baddbmm.default})
 _ADDED = _aten.addmm.default
+_SORTS = frozenset({_aten.sort.default, _aten.sort.stable})
+_SHORT = 4096
+"""Elements of a row up to which it is sorted in place."""
+_SORTED_BYTES = 32
 
 
 def makes_integers(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -106,3 +114,25 @@ def library_of(func: Any, args: tuple[Any, ...]) -> str | None:
         # A row added to a product goes through cuBLASLt; anything else that is added does not.
         return "cublaslt" if args[0].ndim == 1 else "cublas"
     return None
+
+
+def scratch_bytes(func: Any, args: tuple[Any, ...]) -> int:
+    """What an operation takes while it runs. Long rows are sorted with copies of keys and places: 32 bytes an
+    element, as an H200 showed for float32."""
+    if func not in _SORTS or not args[0].numel() or args[0].shape[-1] <= _SHORT:
+        return 0
+    return _SORTED_BYTES * int(args[0].numel())
+
+
+def resized(
+    picture: torch.Tensor, size: Any = None, scale_factor: Any = None, mode: str = "nearest", *_: Any, **__: Any
+) -> torch.Tensor | None:
+    """The result of the kernel that resizes pictures (pictures, channels, height, width); None where it is another."""
+    if picture.ndim != 4 or not picture.is_meta or mode not in _ONE_KERNEL:
+        return None
+    given = scale_factor if size is None else size
+    pair = given if isinstance(given, list | tuple | torch.Size) else (given, given)
+    sides = (
+        pair if size is not None else (int(side * scale) for side, scale in zip(picture.shape[-2:], pair, strict=True))
+    )
+    return picture.new_empty((*picture.shape[:2], *(int(side) for side in sides)))

@@ -255,12 +255,15 @@ class Shapes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         library = kernels.library_of(func, args)
         if library is not None:
             self._tape.use_workspace(library)
+        if scratch := kernels.scratch_bytes(func, args):
+            self._tape.give(self._tape.take(scratch))
         if (allocated or func._schema.is_mutable) and func not in kernels.NOT_KERNELS:
             self._tape.launched(1)
 
 
 class _Literals(TorchFunctionMode):
-    """`torch.tensor` on `meta` forgets the numbers that it is given: they take the way over the host, as on a GPU."""
+    """`torch.tensor` on `meta` forgets the numbers that it is given: they take the way over the host, as on a GPU. And
+    pictures are resized by one kernel."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -269,7 +272,8 @@ class _Literals(TorchFunctionMode):
         if func in (torch.tensor, torch.as_tensor) and makes_on_device(kwargs):
             device = kwargs.pop("device")
             return func(*args, **kwargs).to(device)
-        return func(*args, **kwargs)
+        made = kernels.resized(*args, **kwargs) if func is kernels.RESIZE else None
+        return func(*args, **kwargs) if made is None else made
 
 
 def _writes_first_only(schema: Any) -> bool:
