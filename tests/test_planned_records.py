@@ -9,11 +9,43 @@ from orchestrator.planning import plan
 from tests.gpu.compare import Compared, all_compared, compared
 from tests.gpu.points import MEASURED, MODELS, PREDICTIONS, TEXT_MODELS, facts, points_of, read
 
-QUICK = (("opt_125m", "1"), ("opt_125m", "16"), ("internvl2_5_8b", "4"), ("qwen2_audio_7b", "4"))
+QUICK = (
+    *(("opt_125m", "1"), ("opt_125m", "4"), ("internvl2_5_8b", "1"), ("internvl2_5_8b", "4"), ("qwen2_5_vl_3b", "1")),
+    *(("llava_onevision_7b", "4"), ("qwen2_audio_7b", "4")),
+)
 """Points that are planned anew here: a text model, images and recordings, each in a few seconds."""
 
-MISSES: dict[tuple[str, str, str], str] = {}
-"""(model, point, quantity) -> why the prediction is farther from the measurement than the goal."""
+_LIBRARIES = (
+    "kernels came to be loaded beside the weights, so what graphs had brought counts as libraries; the sum is right"
+)
+_SORTS = "what a sort takes while it runs was not counted"
+_RESIZED = "a resized picture was planned as many operations, and is one kernel"
+MISSES: dict[tuple[str, str | None], str] = {
+    ("libraries", None): _LIBRARIES,
+    ("graphs", None): _LIBRARIES,
+    ("logits, allocated", None): _SORTS,
+    ("logits, reserved", None): _SORTS,
+    **{
+        (quantity, "llava_onevision_7b"): _RESIZED
+        for quantity in (
+            *("encoder.image, allocated", "encoder.image, reserved", "KV blocks"),
+            *("activation peak, allocated", "activation peak, reserved"),
+        )
+    },
+    ("activation peak, allocated", "opt_125m"): f"set by the logits: {_SORTS}",
+    ("activation peak, reserved", "opt_125m"): f"set by the logits: {_SORTS}",
+}
+"""(quantity, model or None for all of them) -> why a committed prediction is farther from the measurement than the
+goal. The plan of today is right about these: see `LEFT`."""
+LEFT: dict[tuple[str, str | None], str] = {
+    ("logits, reserved", None): "a segment of 20 MiB more or less, of a part that sets no peak",
+    ("logits, allocated", "qwen2_audio_7b"): "2 MiB of a single row",
+    (
+        "encoder.image, reserved",
+        "llava_onevision_7b",
+    ): "up to 9 % of fragments around a picture that is put together anew",
+}
+"""As `MISSES`, of the plan of today."""
 
 
 def committed() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -42,11 +74,18 @@ def missed(rows: list[Compared]) -> set[tuple[str, str, str]]:
     return {(row.model, row.point, row.quantity) for row in rows if not row.ok}
 
 
+def unexplained(found: set[tuple[str, str, str]], reasons: dict[tuple[str, str | None], str]) -> set[tuple[str, ...]]:
+    return {each for each in found if not {(each[2], None), (each[2], each[0])} & reasons.keys()}
+
+
 def test_predictions_are_within_the_goals_or_say_why_not() -> None:
-    assert missed(all_compared()) == MISSES.keys()
+    found = missed(all_compared())
+    assert not unexplained(found, MISSES)
+    used = {(quantity, of) for model, _, quantity in found for of in (None, model)}
+    assert used >= MISSES.keys(), "a reason for what is not missed"
 
 
-def test_the_plan_of_today_is_as_good_as_the_one_that_was_committed() -> None:
+def test_the_plan_of_today_is_within_the_goals_or_says_why_not() -> None:
     predicted = dict(committed())
     for model, name in QUICK:
         point = next(point for point in points_of(model) if point.name == name)
@@ -54,6 +93,6 @@ def test_the_plan_of_today_is_as_good_as_the_one_that_was_committed() -> None:
         assert today["status"] == "ok", today["error"]
         found = read(MEASURED, model)
         if found is not None:
-            assert missed(list(compared(model, name, today, found["points"][name]))) <= MISSES.keys()
+            assert not unexplained(missed(list(compared(model, name, today, found["points"][name]))), LEFT)
         elif model in predicted:
             assert not missed(list(compared(model, name, today, predicted[model]["points"][name])))
