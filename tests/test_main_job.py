@@ -56,7 +56,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         start([*SMALL, "pipeline=profile_only"]).close()
-        with start([*SMALL, FEW_TOKENS]) as started:
+        with start([*SMALL, FEW_TOKENS, "startup_plan=off"]) as started:
             yield started
 
 

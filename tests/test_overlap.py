@@ -118,14 +118,18 @@ def test_a_processor_that_cannot_be_read_fails_where_the_model_is_loaded(tmp_pat
     assert record.error is not None and "no_such_option" in record.error.message
 
 
-def test_when_the_weights_fail_nothing_goes_on_beside(tmp_path: Path) -> None:
+def test_when_the_weights_fail_nothing_goes_on_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     code, record = start(tmp_path, *SMALL, *SLOW, "engine.name=tests.planted:NoWeights")
     assert (code, statuses(record)) == (1, ["failed", "not_run", "not_run"])
     assert record.error is not None and record.error.message == "the weights fell off the bus"
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("beside")]
 
 
-def test_a_time_limit_holds_while_what_runs_beside_is_waited_for(tmp_path: Path) -> None:
+def test_a_time_limit_holds_while_what_runs_beside_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     code, record = start(tmp_path, *SMALL, *SLOW, "stages.dummy_data.timeout_s=0.5")
     assert (code, statuses(record)) == (1, ["ok", "failed", "not_run"])
     assert record.error is not None and record.error.type == "StageTimeoutError"
