@@ -46,7 +46,7 @@ class Task(Generic[T]):
         self._error: BaseException | None = None
         self._start_s, self._end_s = clock.now(), 0.0
         self._done, self._door = threading.Event(), threading.Lock()
-        self._told = self._over = False
+        self._entered = self._told = self._over = False
         # A daemon, so that work which does not end when it is told to does not keep the process.
         self._thread = threading.Thread(target=self._run, args=(work,), name=f"beside: {name}", daemon=True)
         self._thread.start()
@@ -81,7 +81,7 @@ class Task(Generic[T]):
         """Say that the work is no longer wanted; does not wait. May be called at any time and again."""
         with self._door:
             self.stopping.set()
-            if not self._over and not self._told:
+            if self._entered and not self._over and not self._told:
                 self._told = True
                 raise_in(self._thread.ident or 0, Stopped)
 
@@ -91,16 +91,26 @@ class Task(Generic[T]):
 
     def _run(self, work: Callable[[threading.Event], T]) -> None:
         try:
-            self._value = work(self.stopping)
-        except BaseException as error:
-            self._error = error
-        try:
+            try:
+                self._enter()
+                self._value = work(self.stopping)
+            except BaseException as error:
+                self._error = error
             self._shut()
         # It was on its way while the work ended, and comes once.
-        except Stopped:
+        except Stopped as late:
             self._over = True
+            if self._value is None:
+                self._error = self._error or late
         self._end_s = self._clock.now()
         self._done.set()
+
+    def _enter(self) -> None:
+        """From here on something may be raised in this thread: not before it is where that is caught."""
+        with self._door:
+            if self.stopping.is_set():
+                raise Stopped
+            self._entered = True
 
     def _shut(self) -> None:
         """From here on nothing is raised in this thread."""

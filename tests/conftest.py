@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,13 @@ def no_hub_and_a_cache_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> N
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     os.environ["ORCHESTRATOR_CACHE"] = str(shared / "orchestrator-cache")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def a_ctrl_c_that_counts() -> None:
+    """A shell gives what it runs in the background a Ctrl-C that is ignored, and so do its children."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
