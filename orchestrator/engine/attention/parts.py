@@ -1,13 +1,15 @@
-"""How the Triton backend divides a step over kernels; without Triton, so that a plan divides it in the same way."""
+"""How the Triton backend divides a step over kernels; without Triton, so that a plan divides it by the same code."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
+from typing import ClassVar
 
 import torch
 from torch.nn.functional import pad
 
-from orchestrator.engine.attention.base import AttentionMetadata
+from orchestrator.engine.attention.base import WINDOW, AttentionBackend, AttentionMetadata
 from orchestrator.engine.attention.reference import dense
 
 LONG = 2048
@@ -54,3 +56,77 @@ def whole(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: fl
     if extra:
         query, key, value = (pad(tensor, (0, 0, 0, 0, 0, extra)) for tensor in (query, key, value))
     return dense(query, key, value, scale, causal=True)[:tokens]
+
+
+def partial_sums(query: torch.Tensor, splits: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Room for what each part of a row's keys gives, in float32: outputs (rows, heads, splits, head size), and the
+    maximum and the sum of each (rows, heads, splits, 2)."""
+    rows, heads, width = query.shape
+    parts = torch.empty((rows, heads, splits, width), dtype=torch.float32, device=query.device)
+    return parts, torch.empty((rows, heads, splits, 2), dtype=torch.float32, device=query.device)
+
+
+class DividedAttention(AttentionBackend):
+    """`triton` but for its kernels: what takes which way, and where the outputs go."""
+
+    name: ClassVar[str] = "triton"
+    dtypes: ClassVar[frozenset[str]] = frozenset({"float32", "float16", "bfloat16"})
+    graph_safe: ClassVar[bool] = True
+    abilities: ClassVar[frozenset[str]] = frozenset({WINDOW})
+    new_apart: ClassVar[bool] = True
+
+    @classmethod
+    def refusal(cls, device: str, dtype: str, head_size: int, block_size: int | None = None) -> str | None:
+        if not 16 <= head_size <= 256:
+            return f"it takes heads of size 16 to 256, not {head_size}"
+        return super().refusal(device, dtype, head_size, block_size)
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        meta: AttentionMetadata,
+        scale: float,
+    ) -> torch.Tensor:
+        if is_one_new_sequence(meta):
+            return whole(query, key, value, scale)
+        output = torch.empty_like(query, memory_format=torch.contiguous_format)
+        decodes = meta.num_decodes
+        if decodes:
+            self._decode(query[:decodes], k_cache, v_cache, meta, scale, output)
+        for first, stop, by_itself in prefills(meta, decodes):
+            if by_itself:
+                rows = slice(meta.query_starts[first], meta.query_starts[stop])
+                output[rows] = whole(query[rows], key[rows], value[rows], scale)
+            else:
+                self._prefill(query, k_cache, v_cache, meta, first, stop, scale, output)
+        return output
+
+    @abstractmethod
+    def _decode(
+        self,
+        query: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        meta: AttentionMetadata,
+        scale: float,
+        output: torch.Tensor,
+    ) -> None:
+        """The step's first rows, one a sequence, into the first rows of `output` (T, heads, head size)."""
+
+    @abstractmethod
+    def _prefill(
+        self,
+        query: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        meta: AttentionMetadata,
+        first: int,
+        stop: int,
+        scale: float,
+        output: torch.Tensor,
+    ) -> None:
+        """The sequences `first` to `stop` (exclusive), with any number of new tokens."""

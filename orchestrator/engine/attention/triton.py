@@ -11,15 +11,15 @@ import triton
 from triton import next_power_of_2
 
 from orchestrator.engine.attention import triton_kernels as kernels
-from orchestrator.engine.attention.base import WINDOW, AttentionBackend, AttentionMetadata, AttentionShape
-from orchestrator.engine.attention.parts import PROGRAMS, is_one_new_sequence, num_splits, prefills, whole
+from orchestrator.engine.attention.base import AttentionMetadata, AttentionShape
+from orchestrator.engine.attention.parts import PROGRAMS, DividedAttention, num_splits, partial_sums
 from orchestrator.engine.attention.tiles import Tiles, decode_tiles, prefill_tiles
 from orchestrator.engine.kv_cache import PADDING_BLOCK
 
 _NO_WINDOW = 1 << 30
 
 
-class TritonAttention(AttentionBackend):
+class TritonAttention(DividedAttention):
     """Sequences with one new token split their keys over programs; those with more take blocks of rows.
 
     Args:
@@ -27,21 +27,10 @@ class TritonAttention(AttentionBackend):
         decode: as `prefill`.
     """
 
-    name: ClassVar[str] = "triton"
     devices: ClassVar[frozenset[str]] = frozenset({"cuda"})
-    dtypes: ClassVar[frozenset[str]] = frozenset({"float32", "float16", "bfloat16"})
-    graph_safe: ClassVar[bool] = True
-    abilities: ClassVar[frozenset[str]] = frozenset({WINDOW})
-    new_apart: ClassVar[bool] = True
 
     def __init__(self, prefill: Tiles | None = None, decode: Tiles | None = None) -> None:
         self._prefill_tiles, self._decode_tiles = prefill, decode
-
-    @classmethod
-    def refusal(cls, device: str, dtype: str, head_size: int, block_size: int | None = None) -> str | None:
-        if not 16 <= head_size <= 256:
-            return f"it takes heads of size 16 to 256, not {head_size}"
-        return super().refusal(device, dtype, head_size, block_size)
 
     def warm_up(self, shape: AttentionShape, torch_device: str) -> None:
         """See `AttentionBackend`. Triton keeps what it compiled on disk (`~/.triton/cache`, or `TRITON_CACHE_DIR`), so
@@ -55,29 +44,64 @@ class TritonAttention(AttentionBackend):
             new = torch.zeros(tokens, shape.kv_heads, shape.head_size, dtype=dtype, device=torch_device)
             self.attend(query, new, new, cache, cache, meta, shape.head_size**-0.5)
 
-    def attend(
+    def _decode(
         self,
         query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
         meta: AttentionMetadata,
         scale: float,
-    ) -> torch.Tensor:
-        if is_one_new_sequence(meta):
-            return whole(query, key, value, scale)
-        output = torch.empty_like(query, memory_format=torch.contiguous_format)
-        decodes = meta.num_decodes
-        if decodes:
-            _decode(query[:decodes], k_cache, v_cache, meta, scale, output, self._decode_tiles)
-        for first, stop, by_itself in prefills(meta, decodes):
-            if by_itself:
-                rows = slice(meta.query_starts[first], meta.query_starts[stop])
-                output[rows] = whole(query[rows], key[rows], value[rows], scale)
-            else:
-                _prefill(query, k_cache, v_cache, meta, first, stop, scale, output, self._prefill_tiles)
-        return output
+        output: torch.Tensor,
+    ) -> None:
+        # Unsplit they go into the output at once.
+        rows, heads, width = query.shape
+        kv_heads = k_cache.shape[2]
+        splits, padded, group = num_splits(rows, kv_heads), next_power_of_2(width), heads // kv_heads
+        tiles = self._decode_tiles or decode_tiles(group, padded)
+        parts, sums = output.unsqueeze(2), output
+        if splits > 1:
+            parts, sums = partial_sums(query, splits)
+        launch: Any = kernels.decode_kernel[(rows, kv_heads, splits)]
+        launch(
+            query, k_cache, v_cache, meta.block_tables, meta.seq_lens, parts, sums, scale, meta.window or _NO_WINDOW,
+            query.stride(0), query.stride(1), *_cache_strides(k_cache), meta.block_tables.stride(0),
+            *parts.stride()[:3],
+            BLOCK=k_cache.shape[1], WIDTH=width, GROUP=group, ROWS=tiles.rows, KEYS=tiles.keys, PADDED=padded,
+            SPLITS=splits, PRECISION=_precision(query.dtype), num_warps=tiles.warps, num_stages=tiles.stages,
+        )  # fmt: skip
+        if splits == 1:
+            return
+        combine: Any = kernels.combine_kernel[(rows, heads)]
+        combine(
+            parts, sums, output, output.stride(0), output.stride(1), parts.stride(0), parts.stride(1),
+            WIDTH=width, SPLITS=splits, PADDED=padded,
+        )  # fmt: skip
+
+    def _prefill(
+        self,
+        query: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        meta: AttentionMetadata,
+        first: int,
+        stop: int,
+        scale: float,
+        output: torch.Tensor,
+    ) -> None:
+        _, heads, width = query.shape
+        padded = next_power_of_2(width)
+        tiles = self._prefill_tiles or prefill_tiles(padded, query.element_size(), _capability(query.device))
+        starts = meta.query_starts[first : stop + 1]
+        longest = max(after - before for before, after in pairwise(starts))
+        launch: Any = kernels.prefill_kernel[(-(-longest // tiles.rows), heads, stop - first)]
+        launch(
+            query, k_cache, v_cache, meta.block_tables[first:], meta.seq_lens[first:], meta.query_start_loc[first:],
+            output, scale, meta.window or _NO_WINDOW,
+            query.stride(0), query.stride(1), *_cache_strides(k_cache), meta.block_tables.stride(0),
+            output.stride(0), output.stride(1),
+            BLOCK=k_cache.shape[1], WIDTH=width, GROUP=heads // k_cache.shape[2], ROWS=tiles.rows, KEYS=tiles.keys,
+            PADDED=padded, PRECISION=_precision(query.dtype), num_warps=tiles.warps, num_stages=tiles.stages,
+        )  # fmt: skip
 
 
 def _variants(kv_heads: int) -> Iterator[list[tuple[int, int]]]:
@@ -104,66 +128,3 @@ def _precision(dtype: torch.dtype) -> str:
 
 def _cache_strides(k_cache: torch.Tensor) -> tuple[int, int, int]:
     return k_cache.stride(0), k_cache.stride(1), k_cache.stride(2)
-
-
-def _decode(
-    query: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    meta: AttentionMetadata,
-    scale: float,
-    output: torch.Tensor,
-    tiles: Tiles | None,
-) -> None:
-    """The step's first rows, one a sequence. Unsplit they go into `output` (T, heads, head size) at once."""
-    rows, heads, width = query.shape
-    kv_heads = k_cache.shape[2]
-    splits, padded, group = num_splits(rows, kv_heads), next_power_of_2(width), heads // kv_heads
-    tiles = tiles or decode_tiles(group, padded)
-    parts, sums = output.unsqueeze(2), output
-    if splits > 1:
-        parts = torch.empty((rows, heads, splits, width), dtype=torch.float32, device=query.device)
-        # The maximum and the sum of each part.
-        sums = torch.empty((rows, heads, splits, 2), dtype=torch.float32, device=query.device)
-    launch: Any = kernels.decode_kernel[(rows, kv_heads, splits)]
-    launch(
-        query, k_cache, v_cache, meta.block_tables, meta.seq_lens, parts, sums, scale, meta.window or _NO_WINDOW,
-        query.stride(0), query.stride(1), *_cache_strides(k_cache), meta.block_tables.stride(0), *parts.stride()[:3],
-        BLOCK=k_cache.shape[1], WIDTH=width, GROUP=group, ROWS=tiles.rows, KEYS=tiles.keys, PADDED=padded,
-        SPLITS=splits, PRECISION=_precision(query.dtype), num_warps=tiles.warps, num_stages=tiles.stages,
-    )  # fmt: skip
-    if splits == 1:
-        return
-    combine: Any = kernels.combine_kernel[(rows, heads)]
-    combine(
-        parts, sums, output, output.stride(0), output.stride(1), parts.stride(0), parts.stride(1),
-        WIDTH=width, SPLITS=splits, PADDED=padded,
-    )  # fmt: skip
-
-
-def _prefill(
-    query: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    meta: AttentionMetadata,
-    first: int,
-    stop: int,
-    scale: float,
-    output: torch.Tensor,
-    tiles: Tiles | None,
-) -> None:
-    """The sequences `first` to `stop` (exclusive), with any number of new tokens."""
-    _, heads, width = query.shape
-    padded = next_power_of_2(width)
-    tiles = tiles or prefill_tiles(padded, query.element_size(), _capability(query.device))
-    starts = meta.query_starts[first : stop + 1]
-    longest = max(after - before for before, after in pairwise(starts))
-    launch: Any = kernels.prefill_kernel[(-(-longest // tiles.rows), heads, stop - first)]
-    launch(
-        query, k_cache, v_cache, meta.block_tables[first:], meta.seq_lens[first:], meta.query_start_loc[first:], output,
-        scale, meta.window or _NO_WINDOW,
-        query.stride(0), query.stride(1), *_cache_strides(k_cache), meta.block_tables.stride(0),
-        output.stride(0), output.stride(1),
-        BLOCK=k_cache.shape[1], WIDTH=width, GROUP=heads // k_cache.shape[2], ROWS=tiles.rows, KEYS=tiles.keys,
-        PADDED=padded, PRECISION=_precision(query.dtype), num_warps=tiles.warps, num_stages=tiles.stages,
-    )  # fmt: skip
