@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.engine.runner import dummy_spans
+from orchestrator.engine.dummy_spans import dummy_spans
 
 
 @pytest.mark.parametrize(

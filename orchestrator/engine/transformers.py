@@ -16,6 +16,7 @@ from orchestrator.cache import Entry
 from orchestrator.config import Config
 from orchestrator.device.base import Device
 from orchestrator.engine.base import CapturedGraph, Event, KVSpec, Media, Output, Request, WeightsReport
+from orchestrator.engine.dummy_spans import dummy_spans, new_spans
 from orchestrator.engine.encoder_cache import EncoderCache
 from orchestrator.engine.feed import worker_count
 from orchestrator.engine.generate import Limits, Scheduler
@@ -28,7 +29,6 @@ from orchestrator.engine.paged_memory import PagedMemory
 from orchestrator.engine.prompting import Prompting
 from orchestrator.engine.remembering import Around
 from orchestrator.engine.requests import open_request, output_of
-from orchestrator.engine.runner import dummy_spans, new_spans
 from orchestrator.engine.serving import Serving
 from orchestrator.engine.step import Step, StepRecord
 from orchestrator.engine.worst_step import WorstStep
@@ -68,7 +68,6 @@ class TransformersEngine:
         self._scheduler: Scheduler | None = None
         self._current: Serving | None = None
         self._worst = WorstStep()
-        self._costliest: dict[tuple[int, int], int] = {}
         self._replays = True
         self.steps: list[StepRecord] = []
         """The steps of the last `generate`."""
@@ -171,21 +170,26 @@ class TransformersEngine:
         self._need().runner.compile_kernels(self._config.kv.block_size, self.kv_spec.dtype)
 
     def dummy_step(self, num_tokens: int, context: int) -> None:
-        """See `Engine`. Where new sequences take a way of their own, their step runs too; called again with the same
-        arguments, only the one that took more."""
-        self._worst.computed(num_tokens, context)
-        limits = (self.max_model_len, self._config.scheduler.max_num_seqs)
-        steps = [dummy_spans(num_tokens, context, *limits)]
-        if self._need().runner.new_apart:
-            steps.append(new_spans(num_tokens, *limits))
-        known = self._costliest.get((num_tokens, context))
-        peaks: list[int] = []
-        for spans in steps if known is None else steps[known : known + 1]:
-            self._need().runner.dummy_step(spans, self._need_memory().padding(), self._need_encoder())
+        """See `Engine`. Where new sequences take a way of their own, their step runs too."""
+        peaks = []
+        for spans in self._ways(num_tokens, context):
+            self._compute(spans)
+            # Peaks only rise: a later one is higher only if it took more.
             peaks.append(self._device.snapshot().peak_bytes)
-        if known is None:
-            # Peaks only rise: the second is the higher one only if it took more.
-            self._costliest[num_tokens, context] = peaks.index(max(peaks))
+        self._worst.computed(num_tokens, context, peaks.index(max(peaks)))
+
+    def _repeat_step(self, num_tokens: int, context: int) -> None:
+        ways, most = self._ways(num_tokens, context), self._worst.variant
+        for spans in ways if most is None else ways[most : most + 1]:
+            self._compute(spans)
+
+    def _ways(self, num_tokens: int, context: int) -> list[list[tuple[int, int]]]:
+        limits = (self.max_model_len, self._config.scheduler.max_num_seqs)
+        ways = [dummy_spans(num_tokens, context, *limits)]
+        return [*ways, new_spans(num_tokens, *limits)] if self._need().runner.new_apart else ways
+
+    def _compute(self, spans: list[tuple[int, int]]) -> None:
+        self._need().runner.dummy_step(spans, self._need_memory().padding(), self._need_encoder())
 
     def dummy_logits(self, num_rows: int) -> None:
         self._worst.drew(num_rows)
@@ -198,21 +202,17 @@ class TransformersEngine:
     def repeat_parts(self, around: Around) -> None:
         """See `RemembersSteps`."""
         dtype, place = self._need().model.dtype, self._device.torch_device
-        self._worst.repeat(self.encode_dummy, self.dummy_step, self.dummy_logits, place, dtype, around)
+        self._worst.repeat(self.encode_dummy, self._repeat_step, self.dummy_logits, place, dtype, around)
         self._need_encoder().index.clear()
 
     def remembered_step(self) -> Entry:
         """See `RemembersSteps`."""
         step = self._worst.entry()
-        costliest = self._costliest.get(self._worst.step or (0, 0))
-        return Entry(step.tensors, {**step.meta, "largest_items": self._largest_items, "costliest": costliest})
+        return Entry(step.tensors, {**step.meta, "largest_items": self._largest_items})
 
     def adopt_step(self, step: Entry) -> None:
         """See `RemembersSteps`."""
         self._worst = WorstStep.of(step)
-        costliest = step.meta.get("costliest")
-        if costliest is not None and self._worst.step is not None:
-            self._costliest[self._worst.step] = int(bool(costliest))
         self._largest_items = {str(name): int(most) for name, most in step.meta.get("largest_items", {}).items()}
 
     @contextmanager

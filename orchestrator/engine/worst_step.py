@@ -51,6 +51,8 @@ class WorstStep:
     _items: list[tuple[dict[str, _Outline], dict[str, int]]] = field(default_factory=list)
     _tokens: tuple[int, int] | None = None
     _rows: int = 0
+    variant: int | None = None
+    """Of the ways to run the language model's step, the one that took most; None where that is not known."""
 
     def encoded(self, batch: DummyBatch, items: Mapping[str, int]) -> None:
         """So many items of each modality were encoded in one step."""
@@ -58,13 +60,8 @@ class WorstStep:
         self._items = [known for known in self._items if known[1].keys() != items.keys()]
         self._items.append((outlines, dict(items)))
 
-    def computed(self, num_tokens: int, context: int) -> None:
-        self._tokens = (num_tokens, context)
-
-    @property
-    def step(self) -> tuple[int, int] | None:
-        """New tokens of the language model's step, and their context."""
-        return self._tokens
+    def computed(self, num_tokens: int, context: int, variant: int) -> None:
+        self._tokens, self.variant = (num_tokens, context), variant
 
     def drew(self, num_rows: int) -> None:
         self._rows = num_rows
@@ -105,7 +102,7 @@ class WorstStep:
                 tensors |= {place + name: tensor for name, tensor in outline.integers.items()}
                 said[modality] = {"rows": outline.item.num_embeds, "shapes": outline.shapes}
             steps.append({"items": items, "outlines": said})
-        return Entry(tensors, {"encoder": steps, "tokens": self._tokens, "rows": self._rows})
+        return Entry(tensors, {"encoder": steps, "tokens": self._tokens, "rows": self._rows, "variant": self.variant})
 
     @classmethod
     def of(cls, entry: Entry) -> WorstStep:
@@ -127,6 +124,8 @@ class WorstStep:
             tokens = entry.meta["tokens"]
             step._tokens = None if tokens is None else (int(tokens[0]), int(tokens[1]))
             step._rows = int(entry.meta["rows"])
+            variant = entry.meta["variant"]
+            step.variant = None if variant is None else int(variant)
         except (KeyError, TypeError, IndexError, AttributeError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from None
         return step

@@ -5,6 +5,7 @@ from __future__ import annotations
 from orchestrator.config import Config, GpuSpec
 from orchestrator.device.plan import PlanDevice
 from orchestrator.engine import build
+from orchestrator.engine.dummy_spans import dummy_spans
 from orchestrator.engine.encoder_cache import EncoderCache
 from orchestrator.engine.kv_cache import KVCache
 from orchestrator.engine.loading import Prepared
@@ -12,7 +13,7 @@ from orchestrator.engine.planning.attention import BACKENDS
 from orchestrator.engine.planning.repeats import Repeats
 from orchestrator.engine.planning.shapes import Shapes
 from orchestrator.engine.planning.tape import Tape
-from orchestrator.engine.runner import ModelRunner, dummy_spans
+from orchestrator.engine.runner import ModelRunner
 from orchestrator.errors import StageError
 from orchestrator.memory.snapshot import peak_of
 from orchestrator.units import TiB
