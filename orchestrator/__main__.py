@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from orchestrator import __version__
 from orchestrator.clock import Clock
-from orchestrator.errors import ConfigError, Interrupted, OrchestratorError
-from orchestrator.signals import interruptible
+from orchestrator.commands import ended
+from orchestrator.errors import ConfigError
 
 if TYPE_CHECKING:
     from orchestrator.records import ImportServerRecord
@@ -25,16 +25,8 @@ def main(argv: Sequence[str], *, clock: Clock | None = None, import_server: Impo
         clock: None for one that begins with this process.
         import_server: the process that this one was forked from, if it was.
     """
-    clock = clock or Clock.since_process_start()
-    try:
-        with interruptible():
-            return _run(_parser().parse_intermixed_args(argv), clock, import_server)
-    except Interrupted as interrupt:
-        return interrupt.exit_code
-    except OrchestratorError as error:
-        for line in str(error).splitlines():
-            sys.stderr.write(f"error: {line}\n")
-        return error.exit_code
+    since = clock or Clock.since_process_start()
+    return ended(lambda: _run(_parser().parse_intermixed_args(argv), since, import_server))
 
 
 def _run(arguments: argparse.Namespace, clock: Clock, import_server: ImportServerRecord | None) -> int:

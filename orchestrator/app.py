@@ -24,7 +24,7 @@ from orchestrator.import_timer import ImportTimer
 from orchestrator.importing import import_all, without_collections
 from orchestrator.last_words import LastWords
 from orchestrator.memory.ledger import Ledger
-from orchestrator.planned import config_of_plan, plan_record
+from orchestrator.planned import card_of, config_of_plan, plan_record
 from orchestrator.provenance import provenance
 from orchestrator.records import ImportRecord, ImportServerRecord, RunRecord, write_record
 from orchestrator.registry import Registry
@@ -222,11 +222,7 @@ def choose_device(config: Config) -> Device:
     if kind == "plan":
         from orchestrator.device.plan import PlanDevice
 
-        if config.gpu.spec is None:
-            raise ConfigError.of(
-                "device.kind", "no card is named to plan for; gpu=h200 and others of conf/gpu are", kind
-            )
-        return PlanDevice(config.gpu.spec, total)
+        return PlanDevice(card_of(config), total)
     if kind == "cuda" or (kind == "auto" and torch.cuda.is_available()):
         from orchestrator.device.cuda import CudaDevice
 

@@ -35,7 +35,7 @@ def versions(driver: str | None = None) -> dict[str, str | None]:
         "git": _commit(),
         "cuda": _cuda(),
         "driver": driver,
-        **{name: _version(name) for name in _LIBRARIES},
+        **{name: version_of(name) for name in _LIBRARIES},
     }
 
 
@@ -59,7 +59,8 @@ def host() -> dict[str, int | str]:
     return {"cores": cores, "memory_bytes": psutil.virtual_memory().total, "system": platform.platform()}
 
 
-def _version(name: str) -> str | None:
+def version_of(name: str) -> str | None:
+    """Of a distribution that is installed; None for one that is not."""
     try:
         return version(name)
     except PackageNotFoundError:

@@ -10,7 +10,7 @@ from orchestrator.config import Config, GpuSpec
 from orchestrator.errors import ConfigError
 from orchestrator.records import RunRecord
 
-LEFT_OUT = ("workspaces of convolutions", "temporary memory inside sorts, scans and reductions", "rounding of graphs")
+LEFT_OUT = ("workspaces of convolutions", "temporary memory inside scans and reductions", "rounding of graphs")
 """What no plan counts: small beside the rest, and within its bound."""
 
 
@@ -20,7 +20,7 @@ def config_of_plan(config: Config) -> Config:
     Raises:
         ConfigError: no card is named.
     """
-    _spec(config)
+    card_of(config)
     path = config.model.path
     files = path is not None and any(Path(path).expanduser().glob("*.safetensors"))
     if files or (path is None and config.model.load_format == "auto"):
@@ -36,7 +36,7 @@ def plan_record(record: RunRecord, config: Config, assumed: Iterable[str] = ()) 
     Args:
         assumed: what could not be known and was taken at its worst.
     """
-    spec = _spec(config)
+    spec = card_of(config)
     return {
         "card": spec.name,
         "measured": spec.measured,
@@ -50,7 +50,12 @@ def plan_record(record: RunRecord, config: Config, assumed: Iterable[str] = ()) 
     }
 
 
-def _spec(config: Config) -> GpuSpec:
+def card_of(config: Config) -> GpuSpec:
+    """The card to plan for.
+
+    Raises:
+        ConfigError: none is named.
+    """
     if config.gpu.spec is None:
         known = "gpu=h200, h100_80g, a100_80g, l4 and others name one"
         raise ConfigError.of("device.kind", f"there is no card to plan for; {known}", config.device.kind)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from orchestrator.config import Config
+from orchestrator.dotted import leaves
 from orchestrator.records import FILE_NAME, RunRecord, read_record, redact
 
 _OF_NO_RESULT = ("run.dir", "run.skip_existing", "log.json")
@@ -49,20 +49,16 @@ def _what(record: RunRecord | None, config: Config) -> str:
 def _differing(record: RunRecord, config: Config) -> dict[str, tuple[str, str]]:
     """Setting -> what it was, and what it is."""
     # As the record has it: JSON, without secrets.
-    now = dict(_leaves(json.loads(redact(json.dumps(config.model_dump(mode="json", by_alias=True))))))
-    then = dict(_leaves(record.config))
+    now = _spelled(json.loads(redact(json.dumps(config.model_dump(mode="json", by_alias=True)))))
+    then = _spelled(record.config)
     names = [name for name in {**then, **now} if name not in _OF_NO_RESULT]
     return {
         name: (then.get(name, "nothing"), now.get(name, "nothing")) for name in names if then.get(name) != now.get(name)
     }
 
 
-def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    if isinstance(value, Mapping) and value:
-        for key, each in value.items():
-            yield from _leaves(each, f"{name}.{key}" if name else str(key))
-    else:
-        yield name, json.dumps(value)
+def _spelled(config: dict[str, Any]) -> dict[str, str]:
+    return {name: json.dumps(value) for name, value in leaves(config)}
 
 
 def _read(folder: Path) -> RunRecord | None:

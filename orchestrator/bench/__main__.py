@@ -12,22 +12,14 @@ from typing import NoReturn
 
 from orchestrator.bench.against import Other
 from orchestrator.bench.modes import COLD, KINDS, Mode
-from orchestrator.errors import ConfigError, Interrupted, OrchestratorError
-from orchestrator.signals import interruptible
+from orchestrator.commands import ended
+from orchestrator.errors import ConfigError
 
 
 def main(argv: Sequence[str]) -> int:
     """The exit code: 0; 1 where something that was started failed; 2 where the command cannot work."""
     arguments = _parser().parse_intermixed_args(argv)
-    try:
-        with interruptible():
-            return _run(arguments)
-    except Interrupted as interrupt:
-        return interrupt.exit_code
-    except OrchestratorError as error:
-        for line in str(error).splitlines():
-            sys.stderr.write(f"error: {line}\n")
-        return error.exit_code
+    return ended(lambda: _run(arguments))
 
 
 def _run(arguments: argparse.Namespace) -> int:

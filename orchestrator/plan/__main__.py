@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from orchestrator.commands import told
 from orchestrator.errors import OrchestratorError
 from orchestrator.plan import export, fit, solve
 from orchestrator.plan.cards import chosen_card, without_card
@@ -34,9 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code, shown, text = arguments.run(arguments)
     except OrchestratorError as error:
-        for line in str(error).splitlines():
-            sys.stderr.write(f"error: {line}\n")
-        return error.exit_code
+        return told(error)
     sys.stdout.write((json.dumps(shown, indent=1) if arguments.json else text) + "\n")
     return int(code)
 

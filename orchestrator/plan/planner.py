@@ -10,6 +10,7 @@ from orchestrator.config import Config, GpuSpec
 from orchestrator.errors import UserError
 from orchestrator.plan.cards import alike, composed_for, for_card, known_cards
 from orchestrator.plan.footprint import Footprint, footprint_of
+from orchestrator.planned import card_of
 from orchestrator.records import RunRecord
 from orchestrator.registry import Registry
 
@@ -64,7 +65,7 @@ class Planner:
             UserError: the configuration cannot work, whatever the card has.
         """
         config = self.config(card, *more)
-        spec = _spec(config)
+        spec = card_of(config)
         key = (alike(spec), more)
         if key not in self._known:
             self._known[key] = (footprint_of(self._ample(card, more), config), spec)
@@ -93,11 +94,6 @@ class Planner:
         if record.kv_cache is None:
             raise UserError("the pipeline allocates no KV cache, so nothing can be said of it; pipeline=default does")
         return record
-
-
-def _spec(config: Config) -> GpuSpec:
-    assert config.gpu.spec is not None  # composed_for refuses it
-    return config.gpu.spec
 
 
 def _is_memory(record: RunRecord) -> bool:

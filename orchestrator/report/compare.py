@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import Any
 
+from orchestrator.dotted import leaves
 from orchestrator.records import RunRecord
 from orchestrator.report import facts
 from orchestrator.report.layout import Row, Table, one_line, render, seconds
@@ -47,15 +47,9 @@ def settings_of(record: RunRecord) -> dict[str, str]:
     """What a run was given and met: settings, versions and device by their dotted names."""
     device = {name: record.device.get(name) for name in ("kind", "name", "total_bytes")}
     # Where the record went differs in every comparison and tells nothing.
-    config = {name: node for name, node in _leaves(record.config, "") if name != "run.dir"}
-    return config | dict(_leaves({"version": record.versions, "device": device}, ""))
-
-
-def _leaves(value: Any, name: str) -> list[tuple[str, str]]:
-    if isinstance(value, Mapping) and value:
-        inner = ((f"{name}.{key}" if name else str(key), each) for key, each in value.items())
-        return [leaf for path, each in inner for leaf in _leaves(each, path)]
-    return [(name, "null" if value is None else one_line(str(value)))]
+    config = {name: value for name, value in leaves(record.config) if name != "run.dir"}
+    met = dict(leaves({"version": record.versions, "device": device}))
+    return {name: "null" if value is None else one_line(str(value)) for name, value in (config | met).items()}
 
 
 def _settings(records: Sequence[RunRecord], names: Sequence[str]) -> list[Row]:

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from orchestrator.clock import Clock
-from orchestrator.errors import Interrupted, OrchestratorError
+from orchestrator.commands import ended
 from orchestrator.events import Events, SilentEvents, TextEvents
-from orchestrator.signals import interruptible
 
 _DESCRIPTION = """Repeat a recorded run from its resolved configuration. Says before it starts what differs between then
 and now (versions, driver, sources, environment variables, model files), and afterwards what differs in the results
@@ -23,15 +22,7 @@ repeated, or what it asks for cannot work here; 130 and 143 interrupted."""
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
-    try:
-        with interruptible():
-            return _repeat(arguments, Clock.since_process_start())
-    except Interrupted as interrupt:
-        return interrupt.exit_code
-    except OrchestratorError as error:
-        for line in str(error).splitlines():
-            sys.stderr.write(f"error: {line}\n")
-        return error.exit_code
+    return ended(lambda: _repeat(arguments, Clock.since_process_start()))
 
 
 def _parser() -> argparse.ArgumentParser:

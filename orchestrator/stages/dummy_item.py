@@ -9,12 +9,12 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from orchestrator.cache import Entry, fingerprint
 from orchestrator.engine.base import Engine, Media, Outlines
+from orchestrator.environment import version_of
 from orchestrator.errors import StageError
 from orchestrator.modality.base import ItemSpec, MediaInputs, ModalityProfiler
 from orchestrator.stage import Context
@@ -173,9 +173,6 @@ def _digest(file: Path) -> str:
 
 def _version(name: str) -> str:
     """The version of a library; `missing` for one that is not there, which is no error."""
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        from orchestrator import __version__
+    from orchestrator import __version__
 
-        return __version__ if name == "orchestrator" else "missing"
+    return version_of(name) or (__version__ if name == "orchestrator" else "missing")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from orchestrator.artifacts import KV_CACHE
@@ -12,6 +11,7 @@ from orchestrator.config import Config
 from orchestrator.device.base import Device
 from orchestrator.engine.base import Engine
 from orchestrator.engine.remembering import RemembersSteps
+from orchestrator.environment import version_of
 from orchestrator.errors import UnknownNameError
 from orchestrator.sources import identity_of, own_code
 from orchestrator.stage import Context, Resolver
@@ -119,17 +119,10 @@ def _processor() -> dict[str, Any]:
 def _libraries() -> dict[str, str | int | None]:
     import torch
 
-    found: dict[str, str | int | None] = {name: _version(name) for name in _LIBRARIES}
+    found: dict[str, str | int | None] = {name: version_of(name) for name in _LIBRARIES}
     return found | {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
     }
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
