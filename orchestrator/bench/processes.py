@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 
 from orchestrator.errors import StageError
+from orchestrator.signals import held_back, let_through
 
 _GRACE_S = 10.0
 _TAIL_LINES = 20
@@ -53,19 +54,22 @@ def timed(command: Sequence[str], place: Place, log: Path) -> float:
 @contextmanager
 def spawned(command: Sequence[str], place: Place, output: int) -> Iterator[subprocess.Popen[bytes]]:
     """A process in a session of its own, which ends, with its children, at the end of the block."""
-    process = subprocess.Popen(
-        command,
-        env=dict(place.environment),
-        cwd=place.folder,
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    try:
-        yield process
-    finally:
-        _end(process)
+    # A signal that came while it is spawned would leave a process that nobody knows.
+    with held_back():
+        process = subprocess.Popen(
+            command,
+            env=dict(place.environment),
+            cwd=place.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            with let_through():
+                yield process
+        finally:
+            _end(process)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -17,7 +17,7 @@ from typing import IO
 import psutil
 
 from orchestrator.errors import Interrupted, StageError
-from orchestrator.signals import before_interruption, interruptible, owns_process, second_signal
+from orchestrator.signals import before_interruption, held_back, interruptible, let_through, owns_process, second_signal
 
 MODULE = "orchestrator.dependent"
 _LAST_LINES = 40
@@ -72,6 +72,8 @@ def start(arguments: Sequence[str], *, by_server: bool, output: Path | None = No
     with (
         nullcontext() if owns_process() else interruptible(),
         nullcontext(sys.stderr) if output is None else output.open("a") as sink,
+        # A signal that came while it is spawned would be told to nobody.
+        held_back(),
     ):
         # A session of its own: Ctrl-C reaches it from here alone, and so once.
         process = subprocess.Popen(
@@ -91,7 +93,8 @@ def start(arguments: Sequence[str], *, by_server: bool, output: Path | None = No
 
 def _wait(process: subprocess.Popen[str]) -> None:
     try:
-        process.wait()
+        with let_through():
+            process.wait()
     except (Interrupted, KeyboardInterrupt) as error:
         _send(process, error.signum if isinstance(error, Interrupted) else signal.SIGINT)
         process.wait()
