@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Generic, TypeVar
 
 from orchestrator.clock import Clock
@@ -19,7 +19,10 @@ T = TypeVar("T")
 V = TypeVar("V")
 
 GRACE_S = 5.0
-"""Seconds that work has to end after it was told to."""
+"""Seconds that work has to end after it was interrupted."""
+PATIENCE_S = 1.0
+"""Seconds that work has to end by itself before it is interrupted: most is short, and what is interrupted between two
+steps of Python can leave a file open."""
 _POLL_S = 0.1
 
 
@@ -78,7 +81,7 @@ class Task(Generic[T]):
         return value
 
     def stop(self) -> None:
-        """Say that the work is no longer wanted; does not wait. May be called at any time and again."""
+        """Interrupt the work wherever it stands; does not wait. May be called at any time and again."""
         with self._door:
             self.stopping.set()
             if self._entered and not self._over and not self._told:
@@ -162,9 +165,10 @@ class Beside:
         self._closed = True
         self._waiting.clear()
         for task in self._tasks:
+            task.stopping.set()
+        for task in _unfinished(self._tasks, PATIENCE_S):
             task.stop()
-        end = time.monotonic() + grace_s
-        return [task.name for task in self._tasks if not task.join(max(0.0, end - time.monotonic()))]
+        return [task.name for task in _unfinished(self._tasks, grace_s)]
 
     def spans(self) -> list[Span]:
         """What ran, in the order in which it began."""
@@ -184,6 +188,12 @@ def begin_or_do(beside: Beside | None, name: str, work: Callable[[], T]) -> Call
         return task.result
     value = work()
     return lambda: value
+
+
+def _unfinished(tasks: Iterable[Task[Any]], seconds: float) -> list[Task[Any]]:
+    """Those that have not ended within `seconds` in all."""
+    end = time.monotonic() + seconds
+    return [task for task in tasks if not task.join(max(0.0, end - time.monotonic()))]
 
 
 def _given(work: Callable[[V], T], value: V) -> Callable[[threading.Event], T]:

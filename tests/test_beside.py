@@ -90,6 +90,19 @@ def test_work_that_is_not_wanted_any_more_is_interrupted_wherever_it_stands(besi
     beside.reached(NUMBER, 1)
 
 
+def test_short_work_ends_by_itself_before_it_would_be_interrupted(beside: Beside) -> None:
+    begun = threading.Event()
+
+    def short(_: threading.Event) -> str:
+        begun.set()
+        time.sleep(0.1)
+        return "whole"
+
+    task = beside.begin("short", short)
+    assert begun.wait(10) and beside.close() == []
+    assert task is not None and task.result() == "whole"
+
+
 def test_work_that_looks_ends_by_itself(beside: Beside) -> None:
     task = beside.begin("looks", lambda stopping: stopping.wait(10))
     assert task is not None
