@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,12 +46,12 @@ def _run(arguments: argparse.Namespace, clock: Clock, import_server: ImportServe
 def _start(
     overrides: list[str], config_dir: Path | None, clock: Clock, import_server: ImportServerRecord | None
 ) -> int:
-    from orchestrator.compose import compose
+    from orchestrator.compose.remembered import compose_or_recall
     from orchestrator.events import events_for
     from orchestrator.registry import Registry
 
     registry = Registry.discover()
-    config = compose(overrides, registry=registry, config_dir=config_dir).config
+    config = compose_or_recall(overrides, registry=registry, config_dir=config_dir, environment=os.environ).config
 
     from orchestrator import app
 
