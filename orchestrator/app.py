@@ -15,7 +15,7 @@ from orchestrator.clock import Clock
 from orchestrator.conclusion import last_end, ledger_record, set_status, write_as_it_stands
 from orchestrator.config import Config, engine_name
 from orchestrator.device.base import Device
-from orchestrator.early import device_beside, tell_neighbours
+from orchestrator.early import device_beside, import_torch, tell_neighbours
 from orchestrator.engine.base import Engine
 from orchestrator.environment import host, versions
 from orchestrator.errors import ConfigError, Interrupted
@@ -151,9 +151,10 @@ def _start(
             pipeline.begin(slots, config, registry, beside)
             with without_collections(keeps_all=owns_process()):
                 # Before the engine is resolved: its module imports all the others.
-                import_all(["torch"])
+                name = engine_name(config)
+                import_torch(beside, with_transformers=registry.origin("engines", name) == "built-in")
                 opened = device_beside(beside, choose_device, config, str(outcome.folder), events, outcome.cleanup)
-                import_all(registry.resolve("engines", engine_name(config)).imports(config))
+                import_all(registry.resolve("engines", name).imports(config))
             timeline.mark("imports")
             device, place = opened()
             outcome.ledger = ledger = place.ledger

@@ -1,7 +1,8 @@
-"""The device, opened while modules are imported; and what ran beside what, for the record."""
+"""Torch's libraries and the device, made ready while modules are imported; and what ran beside what, for the record."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 
@@ -9,10 +10,22 @@ from orchestrator.beside import Beside
 from orchestrator.config import Config
 from orchestrator.device.base import Device
 from orchestrator.events import Events
+from orchestrator.importing import import_all, link_torch
 from orchestrator.opening import Place, open_device
 from orchestrator.records import RunRecord, Span
 
 _WORTH_NAMING_S = 1e-3
+_WITHOUT_TORCH = ("transformers.models",)
+"""What the engines that are built in import, and can be imported before torch: it looks through its own files."""
+
+
+def import_torch(beside: Beside, *, with_transformers: bool) -> None:
+    """Import it, while what needs no torch is imported if it is going to be needed."""
+    task = beside.begin("link torch", lambda _: link_torch()) if "torch" not in sys.modules else None
+    if task is not None and with_transformers:
+        import_all(_WITHOUT_TORCH)
+        task.result()
+    import_all(["torch"])
 
 
 def device_beside(

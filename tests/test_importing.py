@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.import_timer import ImportTimer
-from orchestrator.importing import import_all, without_collections
+from orchestrator.importing import import_all, link_torch, without_collections
 from tests.starts import ROOT
 
 PAUSE_S = 0.03
@@ -79,10 +79,36 @@ def test_what_stays_is_left_out_of_later_collections(keeps_all: bool, module: st
     """In a process of its own: it cannot be undone for single objects."""
     program = (
         "import gc, json\n"
-        "from orchestrator.importing import import_all, without_collections\n"
+        "from orchestrator.importing import import_all, link_torch, without_collections\n"
         f"with without_collections(keeps_all={keeps_all}):\n"
         f"    import_all(['{module}'])\n"
         "print(gc.get_freeze_count() > 0)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == f"{frozen}\n"
+
+
+def test_torch_is_linked_while_what_needs_none_is_imported() -> None:
+    program = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from orchestrator.beside import Beside\n"
+        "from orchestrator.clock import Clock\n"
+        "from orchestrator.early import import_torch\n"
+        "from orchestrator.importing import link_torch\n"
+        "link_torch()\n"
+        "mapped = 'libtorch_cpu.so' in Path('/proc/self/maps').read_text()\n"
+        "print(mapped, 'torch' in sys.modules)\n"
+        "beside = Beside(Clock.from_now())\n"
+        "import_torch(beside, with_transformers=False)\n"
+        "import_torch(beside, with_transformers=False)\n"
+        "print(sys.modules['torch'].ones(2).sum().item(), [span.name for span in beside.spans()])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "True False\n2.0 ['link torch']\n"
+
+
+def test_without_torch_there_is_nothing_to_link(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    link_torch()

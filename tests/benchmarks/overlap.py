@@ -26,7 +26,7 @@ from orchestrator.bench.page_cache import drop
 from orchestrator.bench.processes import Place, timed
 from orchestrator.tensorfile import find_weight_files
 
-NAMES = ("read ahead", "open device", "processor", "dummy data", "kernels")
+NAMES = ("read ahead", "link torch", "open device", "processor", "dummy data", "kernels")
 VARIANTS = {"all": (), **{f"without {name}": (name,) for name in NAMES}, "none": NAMES}
 START = """
 import sys
