@@ -88,6 +88,7 @@ def test_second_starts_and_forked_ones_beside_another_engine(tmp_path: Path) -> 
     found = data["other"]["marks"]
     assert found["ready"]["median"] > found["loading"]["median"] > 0
     assert data["versions"]["torch"] and data["device"]["host"]["cores"]
+    assert any("bytecode" in note for note in data["notes"]) == sys.dont_write_bytecode
     assert sorted(path.name for path in tmp_path.iterdir()) == ["engine.sh", "out.json"]
     assert not [each for each in psutil.process_iter(["cmdline"]) if "engine.sh" in (each.info["cmdline"] or [])]
 

@@ -86,6 +86,8 @@ def measure(job: Job, say: Callable[[str], None], into: Measured | None = None) 
     config = compose(list(job.overrides)).config
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch, ExitStack() as stack:
         runs = _Runs(job, config, Path(scratch), into or Measured())
+        if sys.dont_write_bytecode:
+            runs.measured.note("bytecode is not written here: modules that have none are compiled in every process")
         if any(mode.is_forked for mode in job.modes):
             say("import server")
             stack.enter_context(runs.import_server())
