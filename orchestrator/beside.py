@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from orchestrator.clock import Clock
 from orchestrator.records import Span
-from orchestrator.watchdog import raise_in
+from orchestrator.watchdog import raise_in, take_back
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -119,7 +119,8 @@ class Task(Generic[T]):
         """From here on nothing is raised in this thread."""
         with self._door:
             self._over = True
-            raise_in(threading.get_ident(), None)
+            if self._told:
+                take_back()
 
 
 class Beside:

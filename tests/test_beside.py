@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 
@@ -139,3 +141,21 @@ def test_the_record_says_what_ran_beside_what() -> None:
     tell_neighbours(record, [files, Span(name="at once", start_s=1.0, wall_s=0.0)])
     assert [(span.name, span.beside) for span in record.spans] == [("imports", None), ("files", "imports, load")]
     assert [(span.name, span.beside) for span in record.stages[1].spans] == [("make", "load"), ("use", None)]
+
+
+def test_work_leaves_the_interpreter_as_it_was() -> None:
+    """In a process of its own: on Python 3.11 a profile did not come back from the first call after such work."""
+    program = (
+        "import cProfile\n"
+        "from orchestrator.beside import Beside\n"
+        "from orchestrator.clock import Clock\n"
+        "beside = Beside(Clock.from_now())\n"
+        "beside.begin('short', lambda _: 1).result()\n"
+        "told = beside.begin('told', lambda _: sum(range(10**9)))\n"
+        "told.stop()\n"
+        "assert told.join(10)\n"
+        "profile = cProfile.Profile()\n"
+        "print(profile.runcall(lambda: (lambda: 'back')()))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "back\n"
