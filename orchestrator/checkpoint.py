@@ -16,7 +16,7 @@ from orchestrator.config import ModelConfig
 from orchestrator.errors import CheckpointError, ConfigError
 from orchestrator.model_folder import ModelMaker, find_folder, folder_here, refuse_missing_weights
 from orchestrator.originals import internvl_chat, internvl_tensors
-from orchestrator.tensorfile import FLOAT8, FLOAT_NAMES, TensorEntry, find_weight_files, read_header
+from orchestrator.tensorfile import FLOAT8, FLOAT_NAMES, TensorEntry, find_weight_files, read_headers
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
 _PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
@@ -75,7 +75,7 @@ def locate(model: ModelConfig, *, make: Callable[[str], ModelMaker], cache_dir: 
         files = find_weight_files(folder) if model.load_format == "auto" else ()
         if model.load_format == "auto" and not files:
             raise refuse_missing_weights(folder)
-        tensors = tuple(entry for file in files for entry in read_header(file))
+        tensors = read_headers(files)
         if config["model_type"] == internvl_chat.MODEL_TYPE:
             internvl_chat.refuse_unknown(config)
             tensors = internvl_tensors.place(tensors, config)

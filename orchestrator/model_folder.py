@@ -6,7 +6,8 @@ import hashlib
 import re
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -96,6 +97,22 @@ def refuse_absent_from_hub(model: ModelConfig, make: Callable[[str], ModelMaker]
     """
     assert model.path is not None
     refuse_absent(model.path, model.revision, weights=model.load_format == "auto", ways=_ways(model, make))
+
+
+@contextmanager
+def refusing_unreadable(model: ModelConfig) -> Iterator[None]:
+    """
+    Raises:
+        CheckpointError: instead of what the operating system says of a file or a folder of the model.
+    """
+    try:
+        yield
+    except OSError as error:
+        given = "" if model.path is None else f"model.path={model.path}: "
+        raise CheckpointError(
+            f"{given}{error.filename or 'a file'} cannot be read ({error.strerror}); let this user read it, or "
+            f"{_INSTEAD}"
+        ) from error
 
 
 def refuse_running_code(model: ModelConfig) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ ELEMENT_BYTES = {
     "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1,
 }  # fmt: skip
 FLOAT_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-FLOAT8 = frozenset({"F8_E4M3", "F8_E5M2", "F8_E8M0", "F4"})
+FLOAT8 = frozenset({"F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F6_E2M3", "F6_E3M2", "F4"})
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 
@@ -53,6 +54,23 @@ class TensorEntry:
         return self.end - self.start
 
 
+def read_headers(files: Sequence[Path]) -> tuple[TensorEntry, ...]:
+    """The tensors of several files, one file after the other.
+
+    Raises:
+        CheckpointError: as `read_header`, or a tensor is in two of the files.
+    """
+    entries = tuple(entry for file in files for entry in read_header(file))
+    first: dict[str, TensorEntry] = {}
+    for entry in entries:
+        if (other := first.setdefault(entry.name, entry)) is not entry:
+            raise CheckpointError(
+                f"{entry.file}: has the tensor '{entry.name}', and {other.file.name} has it too; copy or download the "
+                "files of one model, with their index"
+            )
+    return entries
+
+
 def read_header(file: Path) -> tuple[TensorEntry, ...]:
     """The tensors of a file, in the order of their bytes.
 
@@ -66,15 +84,34 @@ def read_header(file: Path) -> tuple[TensorEntry, ...]:
     try:
         entries = [_entry(name, fields, file, base) for name, fields in header.items()]
     except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{file}: not a safetensors file: its header has a wrong entry ({error})") from None
-    entries.sort(key=lambda entry: entry.start)
+        raise CheckpointError(
+            f"{file}: not a safetensors file: its header has a wrong entry ({error}); copy or download it again"
+        ) from None
+    entries.sort(key=lambda entry: (entry.start, entry.end))
+    _refuse_torn(entries, file, base, size)
+    return tuple(entries)
+
+
+def _refuse_torn(entries: Sequence[TensorEntry], file: Path, base: int, size: int) -> None:
+    """The format has no gaps: each tensor begins where the one before it ends, and the last ends with the file."""
+    at = base
     for entry in entries:
         if entry.end > size:
             raise CheckpointError(
                 f"{file}: cut off: the tensor '{entry.name}' ends at byte {entry.end} and the file has {size}; "
                 "copy or download the file again"
             )
-    return tuple(entries)
+        if entry.start != at:
+            raise CheckpointError(
+                f"{file}: not a safetensors file: the tensor '{entry.name}' begins at byte {entry.start}, and what is "
+                f"before it ends at byte {at}; copy or download the file again"
+            )
+        at = entry.end
+    if at != size:
+        raise CheckpointError(
+            f"{file}: not a safetensors file: its last tensor ends at byte {at} and the file has {size}; copy or "
+            "download the file again"
+        )
 
 
 def _header(file: Path, size: int) -> tuple[int, dict[str, Any]]:
@@ -97,9 +134,11 @@ def _header(file: Path, size: int) -> tuple[int, dict[str, Any]]:
 
 
 def _entry(name: str, fields: dict[str, Any], file: Path, base: int) -> TensorEntry:
-    dtype, shape = fields["dtype"], tuple(int(length) for length in fields["shape"])
+    dtype, shape = fields["dtype"], tuple(fields["shape"])
     start, end = fields["data_offsets"]
-    if start < 0 or end < start:
+    if not isinstance(dtype, str) or any(type(number) is not int or number < 0 for number in (*shape, start, end)):
+        raise ValueError(f"'{name}' has the type {dtype}, the shape {fields['shape']} and the bytes {start} to {end}")
+    if end < start:
         raise ValueError(f"'{name}' has the bytes {start} to {end}")
     expected = math.prod(shape) * ELEMENT_BYTES[dtype] if dtype in ELEMENT_BYTES else end - start
     if end - start != expected:

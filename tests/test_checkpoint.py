@@ -268,11 +268,12 @@ def test_quantised_names_the_method(nested: bool, tmp_path: Path) -> None:
     assert "gptq" in refused(folder, tmp_path, load_format="dummy")
 
 
-def test_float8_weights_are_quantised_too(tmp_path: Path) -> None:
-    folder = write_model(tmp_path / "m", weights={"w": ("F8_E4M3", [4], 4)})
+@pytest.mark.parametrize("dtype", ["F8_E4M3", "F8_E4M3FNUZ"])
+def test_float8_weights_are_quantised_too(dtype: str, tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "m", weights={"w": (dtype, [4], 4)})
     message = refused(folder, tmp_path)
     assert "'w'" in message
-    assert "F8_E4M3" in message
+    assert f"{dtype}, a quantised type" in message
 
 
 def test_pickles_only(tmp_path: Path) -> None:
@@ -341,6 +342,9 @@ def test_not_a_safetensors_file(content: bytes, tmp_path: Path) -> None:
         {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]},
         {"dtype": "F32", "shape": [1], "data_offsets": [4, 0]},
         {"dtype": "F32", "shape": [1]},
+        {"dtype": "F32", "shape": [-1, -2], "data_offsets": [0, 8]},
+        {"dtype": "F32", "shape": [2], "data_offsets": [0.0, 8.0]},
+        {"dtype": 32, "shape": [2], "data_offsets": [0, 8]},
         3,
     ],
 )
@@ -350,6 +354,40 @@ def test_a_header_with_a_wrong_entry(fields: Any, tmp_path: Path) -> None:
     file.write_bytes(struct.pack("<Q", len(text)) + text + bytes(8))
     with pytest.raises(CheckpointError, match="wrong entry"):
         read_header(file)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "says"),
+    [
+        ([(0, 8), (16, 24)], "the tensor 'b' begins at byte .*, and what is before it ends at"),
+        ([(0, 8), (4, 12)], "the tensor 'b' begins at byte"),
+        ([(0, 8), (8, 16)], "its last tensor ends at byte .* and the file has"),
+    ],
+)
+def test_bytes_that_no_tensor_or_two_of_them_have(offsets: list[tuple[int, int]], says: str, tmp_path: Path) -> None:
+    header = {
+        name: {"dtype": "F32", "shape": [2], "data_offsets": ends} for name, ends in zip("ab", offsets, strict=True)
+    }
+    text = json.dumps(header).encode()
+    file = tmp_path / "x.safetensors"
+    file.write_bytes(struct.pack("<Q", len(text)) + text + bytes(24))
+    with pytest.raises(CheckpointError, match=rf"x\.safetensors: not a safetensors file: {says}"):
+        read_header(file)
+
+
+def test_a_tensor_without_elements_takes_no_place(tmp_path: Path) -> None:
+    write_tensors(tmp_path / "x", {"b": ("F32", [2], 8), "nothing": ("F32", [0, 4], 0), "a": ("F32", [], 4)})
+    assert [(entry.name, entry.nbytes) for entry in read_header(tmp_path / "x")] == [("b", 8), ("nothing", 0), ("a", 4)]
+
+
+def test_a_tensor_in_two_files_is_named_with_both(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "m", weights=None)
+    for shard in ("one", "two"):
+        write_tensors(folder / f"{shard}.safetensors", WEIGHTS)
+    (folder / INDEX_NAME).write_text(json.dumps({"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}))
+    assert f"{folder / 'two.safetensors'}: has the tensor 'a', and one.safetensors has it too" in refused(
+        folder, tmp_path
+    )
 
 
 @pytest.mark.parametrize("trusted", [True, False])

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -374,3 +376,22 @@ def test_a_decoder_that_the_engine_lacks_is_refused(tmp_path: Path, settings: di
         setattr(config, name, value)
     with pytest.raises(CheckpointError, match=f"'llama' cannot be served: .*{why}"):
         make_engine(text_folder(tmp_path, config=config))
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "says"),
+    [
+        ("config.json", {"num_attention_heads": 5}, "transformers cannot read it: .*not a multiple of the number of"),
+        ("config.json", {"hidden_size": "64"}, "transformers cannot read it: .*'hidden_size' expected int, got str"),
+        ("config.json", {"hidden_act": "gelo"}, "LlamaForCausalLM cannot be made from its config.json .*gelo"),
+        ("generation_config.json", None, "generation_config.json: transformers cannot read it"),
+    ],
+)
+def test_settings_that_make_no_sense_are_named(
+    text_model: Path, tmp_path: Path, file: str, changes: dict[str, Any] | None, says: str
+) -> None:
+    folder = Path(shutil.copytree(text_model, tmp_path / "m"))
+    path = folder / file
+    path.write_text("{" if changes is None else json.dumps({**json.loads(path.read_text()), **changes}))
+    with pytest.raises(CheckpointError, match=f"{folder}.*{says}"):
+        make_engine(folder)

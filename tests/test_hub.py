@@ -161,6 +161,27 @@ def test_a_second_time_only_the_commit_is_asked_for(hub: Served) -> None:
     assert len(hub.requests("resolve")) == before
 
 
+def test_a_second_time_nothing_is_written_but_what_is_not_whole(hub: Served) -> None:
+    source = hub.model()
+    hub.serve()
+    folder = Path(hub.fetch()[1]["folder"])
+    whole = folder / "model.safetensors"
+    before = {path: path.stat().st_mtime_ns for path in hub.home.rglob("*") if ".download" not in path.name}
+    hub.fetch()
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+    # As it is where there are no links, and a copy was interrupted.
+    whole.unlink()
+    whole.write_bytes(b"not all of it")
+    hub.fetch()
+    assert whole.read_bytes() == (source / "model.safetensors").read_bytes()
+
+
+def test_a_login_in_the_hubs_address_is_not_shown(hub: Served) -> None:
+    code, sentence, _ = hub.fetch(HF_ENDPOINT="http://ann:s3cret@127.0.0.1:9")
+    assert code == 2
+    assert "could not be fetched (http://127.0.0.1:9: ConnectError; HF_ENDPOINT names another hub)" in sentence
+
+
 def test_a_commit_that_is_here_is_asked_of_nobody(hub: Served) -> None:
     hub.model()
     hub.serve()

@@ -41,6 +41,7 @@ LEVELS: dict[str, float] = {
     "originals": 2,
     "hub": 1.5,
     "tensorfile": 1,
+    "loaders": 0.5,
     "environment": 2,
     "tracking": 2,
     "model_files": 2,

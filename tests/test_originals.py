@@ -11,15 +11,18 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Regex, models, pre_tokenizers
 
 import orchestrator
 from orchestrator.checkpoint import locate
+from orchestrator.engine.models.tokenizer import byte_tokenizer
 from orchestrator.engine.originals.byte_pairs import byte_pair_tokenizer
 from orchestrator.engine.originals.native import natively
 from orchestrator.engine.originals.sentencepiece import read
 from orchestrator.errors import CheckpointError
 from orchestrator.originals.internvl_chat import native_config
+from orchestrator.originals.internvl_tensors import place
+from orchestrator.tensorfile import TensorEntry
 from tests.gpu.original_layout import CONFIG, config, write
 from tests.original_folders import CHINESE, MARKS, ROOT, TURNS, Pair, internlm2_pair, qwen2_pair
 from tests.starts import SMALL
@@ -132,6 +135,25 @@ def test_ids_are_those_of_the_tokenizers_own_library(pairs: Any, tmp_path: Path)
         ids = pair.sentencepiece.encode(sample)
         assert tokenizer.encode(sample, add_special_tokens=False) == ids, sample
         assert tokenizer.decode(ids) == pair.sentencepiece.decode(ids), sample
+
+
+def test_a_tokenizer_of_another_class_keeps_its_own_rules(pairs: Any, tmp_path: Path) -> None:
+    """As over Llama 3, whose words are others than Qwen2's: digits in threes, characters as they are."""
+    folder = changed(pairs("qwen2"), tmp_path / "m")
+    for name in ("vocab.json", "merges.txt", "added_tokens.json", "special_tokens_map.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+    own = byte_tokenizer([*TURNS, *MARKS]).backend_tokenizer
+    words = pre_tokenizers.Split(Regex(r"\p{N}{1,3}|[^\p{N}]+"), "isolated")
+    own.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    own.model = models.BPE({**own.get_vocab(), "12": 600, "123": 601}, [("1", "2"), ("12", "3")])
+    own.save(str(folder / "tokenizer.json"))
+    places = {str(own.token_to_id(name)): {"content": name, "special": True} for name in (*TURNS, *MARKS)}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "added_tokens_decoder": places, "eos_token": "<|im_end|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    mine = processor_of(native_folder(folder, tmp_path)).tokenizer
+    for text in ("12345 is a number", "e\u0301t\u00e9", "<|im_start|>12<IMG_CONTEXT>1"):
+        assert mine.encode(text) == own.encode(text).ids
+    assert mine.encode("1234")[0] == 601
 
 
 def test_special_tokens_keep_their_places_over_pieces_and_behind_them(pairs: Any, tmp_path: Path) -> None:
@@ -279,6 +301,14 @@ def test_heads_that_do_not_fit_the_packed_tensors(pairs: Any, tmp_path: Path) ->
     folder = changed(pairs("internlm2"), tmp_path / "m", llm_config={**text, "num_key_value_heads": 1})
     with pytest.raises(CheckpointError, match=r"attention\.wqkv.*(the shape|equal parts)"):
         make_engine(folder)
+
+
+@pytest.mark.parametrize("shape", [(), (0, 64)])
+def test_a_packed_tensor_without_rows(pairs: Any, shape: tuple[int, ...], tmp_path: Path) -> None:
+    config = json.loads((pairs("internlm2").original / "config.json").read_text())
+    entry = TensorEntry("language_model.model.layers.0.attention.wqkv.weight", "F32", shape, tmp_path / "x", 8, 8)
+    with pytest.raises(CheckpointError, match=r"attention\.wqkv\.weight' has 0 rows"):
+        place([entry], config)
 
 
 def test_a_token_at_another_place_than_its_embedding(pairs: Any, tmp_path: Path) -> None:

@@ -9,8 +9,11 @@ from threading import Event
 import pytest
 
 from orchestrator.bench.page_cache import drop
+from orchestrator.beside import Beside
 from orchestrator.checkpoint import weight_files_here
+from orchestrator.clock import Clock
 from orchestrator.read_ahead import is_cached, read_ahead
+from orchestrator.stages.load_weights import LoadWeights
 from orchestrator.units import MiB
 from tests.toy import composed
 
@@ -64,3 +67,23 @@ def test_the_files_of_a_model_that_is_here(file: Path) -> None:
     assert weight_files_here(composed("model=auto", "model.path=/nowhere/at/all").model) == ()
     assert weight_files_here(composed("model=auto", "model.path=nobody/never-downloaded").model) == ()
     assert weight_files_here(composed().model) == ()
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("weights.io=auto", ["read ahead"]),
+        ("weights.io=direct", []),
+        ("weights.loader=dummy", []),
+        ("model.load_format=dummy", []),
+    ],
+)
+def test_what_is_not_to_be_read_through_the_cache_is_not_read_ahead(
+    override: str, expected: list[str], tmp_path: Path
+) -> None:
+    beside = Beside(Clock.from_now())
+    config = composed("device=cpu", "model=auto", f"model.path={tmp_path}", override)
+    stage = LoadWeights(LoadWeights.Config(use="load_weights"))
+    stage.begin(config, lambda group, name: pytest.fail(name), beside)
+    beside.close()
+    assert [span.name for span in beside.spans()] == expected

@@ -298,6 +298,12 @@ def test_missing_and_unused_tensors_are_both_named(llama: Path) -> None:
     assert "close to" in str(caught.value)
 
 
+def test_two_tensors_for_one_place_are_both_named(llama: Path) -> None:
+    _rewrite(llama, lambda tensors: {**tensors, "norm.weight": tensors["model.norm.weight"] + 1})
+    with pytest.raises(CheckpointError, match=r"both 'model\.norm\.weight' and 'norm\.weight' are meant"):
+        _load(llama)
+
+
 def test_a_missing_expert_is_refused(tmp_path: Path) -> None:
     _save(_mixtral(), tmp_path)
     _rewrite(tmp_path, lambda tensors: {name: value for name, value in tensors.items() if ".experts.3.w1." not in name})

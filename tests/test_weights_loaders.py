@@ -18,6 +18,7 @@ from orchestrator.engine.weights.fastsafetensors import FastSafetensorsLoader
 from orchestrator.engine.weights.safetensors import SafetensorsLoader
 from orchestrator.engine.weights.transformers import TransformersLoader
 from orchestrator.errors import CheckpointError, ConfigError
+from orchestrator.loaders import refuse_loader
 from tests.gpu.write_checkpoint import write_checkpoint
 from tests.starts import command_line
 from tests.test_weights import (
@@ -117,6 +118,13 @@ def test_a_loader_of_files_refuses_a_checkpoint_without(loader: type[WeightsLoad
         )
 
 
+@pytest.mark.parametrize("loader", ["transformers", "fastsafetensors"])
+def test_the_layout_of_a_models_authors_is_read_by_one_loader_only(loader: str, tmp_path: Path) -> None:
+    refuse_loader("safetensors", files=True, original=tmp_path)
+    with pytest.raises(ConfigError, match=f"weights.loader={loader}: does not read the layout of {tmp_path}"):
+        refuse_loader(loader, files=True, original=tmp_path)
+
+
 def test_a_package_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _save(FAMILIES["llama"](), tmp_path)
     monkeypatch.setitem(sys.modules, "fastsafetensors", None)
@@ -130,6 +138,7 @@ def test_a_package_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ("override", "message"),
     [
         ("weights.loader=fastsafetensor", "there is no weights loader of that name; did you mean fastsafetensors?"),
+        ("engine.name=transformrs", "there is no engine of that name; did you mean transformers?"),
         ("engine.attention=tritn", "there is no attention backend of that name; did you mean triton?"),
         ("weights.io=fast", "must be auto, buffered or direct"),
         ("weights.chunk_bytes=1KiB", "must be at least 64 KiB; or auto"),

@@ -24,6 +24,8 @@ _AUTO = {"cuda": ("triton", "reference"), "meta": ("triton", "reference")}
 """What `engine.attention=auto` may choose by kind of device (`meta` is a plan's), the fastest first; elsewhere
 `reference`. Only backends that a committed record of a GPU covers (tests/gpu/records) belong here: others are there by
 name."""
+_LONGEST_LINE = 300
+"""Characters. transformers lists every model type that it knows."""
 _PROCESSOR_SUFFIXES = frozenset({".json", ".jinja", ".model", ".txt"})
 
 
@@ -49,7 +51,8 @@ def describe(checkpoint: Checkpoint, config: Config) -> Description:
     folder = checkpoint.described_in
     try:
         model_config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    # Of many kinds: its own, those of classes that check their fields, those of a value of another type.
+    except Exception as error:
         raise CheckpointError(f"{folder}: transformers cannot read it: {first_line(error)}") from error
     name = config.model.dtype if config.model.dtype != "auto" else checkpoint.dtype
     return Description(
@@ -60,11 +63,22 @@ def describe(checkpoint: Checkpoint, config: Config) -> Description:
 
 
 def on_meta(description: Description) -> Any:
-    """The model with shapes and no bytes."""
-    with torch.device("meta"):
-        model = description.model_class._from_config(
-            description.config, dtype=description.dtype, attn_implementation="sdpa"
-        )
+    """The model with shapes and no bytes.
+
+    Raises:
+        CheckpointError: the configuration has values that its class cannot be made with.
+    """
+    config, model_class = description.config, description.model_class
+    try:
+        with torch.device("meta"):
+            model = model_class._from_config(config, dtype=description.dtype, attn_implementation="sdpa")
+    # Whatever a module raises that is given a size, a name or a number which makes no sense.
+    except Exception as error:
+        why = f"{type(error).__name__}: {first_line(error)}"
+        raise CheckpointError(
+            f"{config.name_or_path}: {model_class.__name__} cannot be made from its config.json ({why}); give the "
+            "config.json that belongs to the weights"
+        ) from error
     return model.requires_grad_(False).eval()
 
 
@@ -148,5 +162,7 @@ def _model_class(config: Any, folder: Path) -> Any:
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, for a sentence about it."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    """What an error says, for a sentence about it: its first line, with the next one where that is only announced."""
+    lines = (str(error).strip() or type(error).__name__).splitlines()
+    line = " ".join(each.strip() for each in lines[: 2 if lines[0].endswith(":") else 1])
+    return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}..."

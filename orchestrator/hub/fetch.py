@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from orchestrator.errors import CheckpointError, ConfigError
 from orchestrator.events import Events
@@ -107,8 +108,9 @@ def _listing(hub_id: str, revision: str | None, weights: bool) -> Listing:
 def _complete(listing: Listing, revision: str | None, store: Store, events: Events) -> Fetched:
     """Download what is missing; one process at a time, the next ones find it done."""
     if all(store.has(listing, file) for file in listing.files):
-        return Fetched(store.link(listing, revision), listing.commit)
-    with _alone(store, events):
+        with _writing(store):
+            return Fetched(store.link(listing, revision), listing.commit)
+    with _writing(store), _alone(store, events):
         missing = [file for file in listing.files if not store.has(listing, file)]
         size = sum(file.size for file in missing)
         _refuse_without_room(listing, missing, store)
@@ -128,17 +130,26 @@ def _alone(store: Store, events: Events) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
     lock = FileLock(store.lock)
+    store.folder.mkdir(parents=True, exist_ok=True)
     try:
-        store.folder.mkdir(parents=True, exist_ok=True)
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            events.info(f"waiting for another process that downloads to {store.folder}")
-            lock.acquire()
-        try:
-            yield
-        finally:
-            lock.release()
+        lock.acquire(timeout=0)
+    except Timeout:
+        events.info(f"waiting for another process that downloads to {store.folder}")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def _writing(store: Store) -> Iterator[None]:
+    """
+    Raises:
+        ConfigError: the folder cannot be written.
+    """
+    try:
+        yield
     except OSError as error:
         raise ConfigError.of(
             "model.path",
@@ -169,5 +180,8 @@ def _offline() -> bool:
 def _unreachable(error: UnreachableError) -> str:
     from huggingface_hub import constants
 
-    why = str(error) if _offline() else f"{constants.ENDPOINT}: {error}; HF_ENDPOINT names another hub"
+    address = urlsplit(constants.ENDPOINT)
+    # It may hold a login.
+    hub = address._replace(netloc=address.netloc.rpartition("@")[2]).geturl()
+    why = str(error) if _offline() else f"{hub}: {error}; HF_ENDPOINT names another hub"
     return f"there is no such folder, no earlier download of it, and the hub's model could not be fetched ({why})"

@@ -61,11 +61,14 @@ class Store:
         snapshot = self.snapshot(listing.commit)
         snapshot.mkdir(parents=True, exist_ok=True)
         for file in listing.files:
-            if not (snapshot / file.name).exists():
-                _link(self.blob(file), snapshot / file.name)
+            name = snapshot / file.name
+            if not name.is_file() or name.stat().st_size != file.size:
+                name.unlink(missing_ok=True)
+                _link(self.blob(file), name)
         reference = self.folder / "refs" / (revision or _DEFAULT_REVISION)
-        reference.parent.mkdir(parents=True, exist_ok=True)
-        if revision != listing.commit:
+        # What is as it should be is not written again: the folder may be another user's.
+        if self.commit(revision) != listing.commit:
+            reference.parent.mkdir(parents=True, exist_ok=True)
             temporary = reference.with_name(f".{reference.name}.{os.getpid()}")
             temporary.write_text(listing.commit)
             temporary.replace(reference)

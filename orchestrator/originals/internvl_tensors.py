@@ -103,8 +103,8 @@ def _renamed(entry: TensorEntry, within: str, name: str | None, kind: str) -> Te
 
 def _three(entry: TensorEntry, within: str, kind: str, groups: int, shares: Sequence[int]) -> Iterator[TensorEntry]:
     """Queries, keys and values out of one tensor: `groups` times, in turn, a share of rows for each of them."""
-    rows, unit = entry.shape[0], groups * sum(shares)
-    if rows % unit:
+    rows, unit = entry.shape[0] if entry.shape else 0, groups * sum(shares)
+    if not rows or rows % unit:
         raise CheckpointError(
             f"{entry.file}: the tensor '{entry.name}' has {rows} rows, which are not {unit} equal parts; "
             "give the checkpoint that belongs to this config.json"

@@ -13,6 +13,7 @@ from orchestrator.checkpoint import check, locate, weight_files_here
 from orchestrator.config import Config as RootConfig
 from orchestrator.config import engine_name
 from orchestrator.engine.base import Engine, HasFolder, RunsBeside
+from orchestrator.loaders import refuse_loader
 from orchestrator.memory.snapshot import peak_of
 from orchestrator.model_files import model_files
 from orchestrator.model_folder import (
@@ -23,6 +24,7 @@ from orchestrator.model_folder import (
     maker_for,
     refuse_absent_from_hub,
     refuse_running_code,
+    refusing_unreadable,
 )
 from orchestrator.read_ahead import ReadAhead, read_ahead
 from orchestrator.stage import Context, Resolver, Stage, StageConfig
@@ -53,21 +55,28 @@ class LoadWeights(Stage[LoadWeightsConfig]):
         cache_dir = Path(config.cache.dir).expanduser()
         make = _makers(resolve)
         refuse_running_code(config.model)
-        maker = maker_for(config.model, make)
-        if maker is not None:
-            check_maker(config.model, maker, cache_dir)
-        elif is_on_hub(config.model, make):
-            refuse_absent_from_hub(config.model, make)
-        else:
-            found = locate(config.model, make=make, cache_dir=cache_dir)
-            check(found, config.model, DTYPES)
+        plans = config.device.kind == "plan"
+        if not plans:
+            refuse_loader(config.weights.loader, files=config.model.load_format == "auto")
+        with refusing_unreadable(config.model):
+            maker = maker_for(config.model, make)
+            if maker is not None:
+                check_maker(config.model, maker, cache_dir)
+            elif is_on_hub(config.model, make):
+                refuse_absent_from_hub(config.model, make)
+            else:
+                found = locate(config.model, make=make, cache_dir=cache_dir)
+                check(found, config.model, DTYPES)
+                if found.is_original and not plans:
+                    refuse_loader(config.weights.loader, files=True, original=found.folder)
 
     def begin(self, config: RootConfig, resolve: Resolver, beside: Beside) -> None:
         """Read the weights' files into the page cache until they are asked for; from then on, load kernels."""
         if config.device.kind in ("auto", "cuda"):
             self._kernels = beside.after(MODEL_KNOWN, "kernels", load_kernels)
-        reads = config.model.load_format == "auto" and config.device.kind != "plan"
-        if reads and config.model.path is not None:
+        weights = config.weights
+        unread = config.model.load_format == "dummy" or config.device.kind == "plan" or weights.loader == "dummy"
+        if not unread and weights.io != "direct" and config.model.path is not None:
             model = config.model
             self._read_ahead = beside.begin("read ahead", lambda end: read_ahead(weight_files_here(model), end))
 

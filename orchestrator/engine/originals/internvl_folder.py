@@ -16,7 +16,7 @@ from orchestrator.engine.originals.sentencepiece import read
 from orchestrator.errors import CheckpointError
 from orchestrator.originals.internvl_chat import Conversation, Images, conversation, images, native_config
 
-VERSION = 1
+VERSION = 2
 """Raised whenever what is written changes."""
 
 _IMAGENET: Mapping[str, Any] = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
@@ -123,9 +123,11 @@ def _from_files(source: Path, folder: Path, settings: Mapping[str, Any]) -> Any:
             shutil.copyfile(source / name, folder / name)
     plain = {key: value for key, value in settings.items() if key not in _NOT_PLAIN}
     (folder / "tokenizer_config.json").write_text(json.dumps(plain), encoding="utf-8")
-    auto: Any = transformers.Qwen2Tokenizer
+    # Another class than Qwen2's has other rules for what a word is, and tokenizer.json has them.
+    of_qwen2 = str(settings.get("tokenizer_class")).startswith("Qwen2") or not (source / "tokenizer.json").is_file()
+    kind: Any = transformers.Qwen2Tokenizer if of_qwen2 else transformers.PreTrainedTokenizerFast
     try:
-        return auto.from_pretrained(folder, extra_special_tokens={**_MARKS, "video_token": _VIDEO})
+        return kind.from_pretrained(folder, extra_special_tokens={**_MARKS, "video_token": _VIDEO})
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{source}: its tokenizer cannot be read ({error})") from error
 

@@ -13,8 +13,9 @@ from orchestrator.checkpoint import Checkpoint
 from orchestrator.config import WeightsConfig
 from orchestrator.device.base import Device
 from orchestrator.engine.weights.slabs import own_tensors
-from orchestrator.errors import CheckpointError, ConfigError
+from orchestrator.errors import CheckpointError
 from orchestrator.events import Progress
+from orchestrator.loaders import refuse_loader
 
 _SHOWN = 5
 _MOVED_BUFFERS = (r"rotary_emb\.inv_freq$", r"(^|\.)position_ids$")
@@ -54,23 +55,14 @@ class WeightsLoader(Protocol):
         """
 
 
-def refuse_without_files(checkpoint: Checkpoint, loader: str, *, native_only: bool = False) -> None:
-    """Refuse a checkpoint that a loader of files has nothing to read from.
-
-    Args:
-        native_only: whether the loader reads no other layout than transformers' own.
+def refuse_unreadable(checkpoint: Checkpoint, loader: str) -> None:
+    """Refuse a checkpoint that a loader has nothing to read from, or cannot read.
 
     Raises:
         ConfigError: names the loader and what would work.
     """
-    if not checkpoint.weight_files:
-        raise ConfigError.of(
-            "weights.loader", "reads files, and model.load_format=dummy has none; give auto or dummy", loader
-        )
-    if native_only and checkpoint.is_original:
-        raise ConfigError.of(
-            "weights.loader", f"does not read the layout of {checkpoint.folder}; give auto or safetensors", loader
-        )
+    original = checkpoint.folder if checkpoint.is_original else None
+    refuse_loader(loader, files=bool(checkpoint.weight_files), original=original)
 
 
 def model_bytes(model: torch.nn.Module) -> int:

@@ -11,7 +11,8 @@ import torch
 from orchestrator.checkpoint import Checkpoint
 from orchestrator.config import WeightsConfig
 from orchestrator.device.base import Device
-from orchestrator.engine.weights.base import refuse_without_files
+from orchestrator.engine.build import first_line
+from orchestrator.engine.weights.base import refuse_unreadable
 from orchestrator.engine.weights.filling import fill_model
 from orchestrator.engine.weights.jobs import Item
 from orchestrator.errors import CheckpointError, ConfigError
@@ -34,7 +35,7 @@ class FastSafetensorsLoader:
         options: WeightsConfig,
     ) -> int:
         """Fill `model`; see `WeightsLoader.load`."""
-        refuse_without_files(checkpoint, "fastsafetensors", native_only=True)
+        refuse_unreadable(checkpoint, "fastsafetensors")
         source = _Buffers(device.torch_device, progress)
         fill_model(model, checkpoint, source, torch_device=device.torch_device, dtype=dtype)
         device.empty_cache()
@@ -56,7 +57,7 @@ class _Buffers:
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:
-                raise CheckpointError(f"{file}: fastsafetensors cannot read it: {error}") from error
+                raise CheckpointError(f"{file}: fastsafetensors cannot read it: {first_line(error)}") from error
 
     def _fill_from(self, file: Path, items: Sequence[Item]) -> None:
         loader = self._make(None, self._torch_device, nogds=True)

@@ -41,15 +41,25 @@ def fill_model(
         CheckpointError: as `WeightsLoader.load`.
     """
     tie(model)
-    known = model.state_dict(keep_vars=True)
-    assignment = assign(model, known, checkpoint.tensors)
-    _check_before(model, known, checkpoint, assignment)
+    assignment = assigned(model, checkpoint)
     allocate(model, torch_device, dtype, [name for _, name in assignment.direct])
     filling = _Filling(model, checkpoint, source)
     filling.fill(assignment.direct)
     filling.convert(assignment.conversions)
     refuse_leftovers(model, checkpoint, _missing(filling.targets, filling.names), [])
     finish(model, filling.tensors())
+
+
+def assigned(model: torch.nn.Module, checkpoint: Checkpoint) -> Assignment:
+    """Where each tensor goes in a model on meta that is tied.
+
+    Raises:
+        CheckpointError: the headers show that the checkpoint is not this model's.
+    """
+    known = model.state_dict(keep_vars=True)
+    assignment = assign(model, known, checkpoint.tensors)
+    _check_before(model, known, checkpoint, assignment)
+    return assignment
 
 
 def _check_before(
@@ -67,6 +77,11 @@ def _check_before(
         if entry.shape != wanted:
             raise shape_error(checkpoint, entry.name, entry.shape, wanted)
     for name, parts in entries.items():
+        if len(parts) > 1 and region(known[name], parts[0]) is known[name]:
+            raise CheckpointError(
+                f"{checkpoint.folder}: both '{parts[0].name}' and '{parts[1].name}' are meant for the model's "
+                f"'{name}'; give the checkpoint that belongs to this config.json"
+            )
         if rows_short(known[name], parts):
             raise shape_error(checkpoint, parts[0].name, parts[0].shape, known[name].shape)
 
@@ -102,10 +117,6 @@ class _Filling:
             target = self.targets[name]
             part = region(target, entry)
             owner = owners.setdefault(id(target), name)
-            if part is target and name in self.names and owner == name:
-                raise CheckpointError(
-                    f"{self._checkpoint.folder}: two tensors are meant for '{name}', one is '{entry.name}'"
-                )
             if owner == name:
                 items.append((entry, part))
             else:

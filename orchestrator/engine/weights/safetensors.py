@@ -7,7 +7,7 @@ import torch
 from orchestrator.checkpoint import Checkpoint
 from orchestrator.config import WeightsConfig
 from orchestrator.device.base import Device
-from orchestrator.engine.weights.base import refuse_without_files
+from orchestrator.engine.weights.base import refuse_unreadable
 from orchestrator.engine.weights.filling import fill_model
 from orchestrator.engine.weights.transfer import Transfer
 from orchestrator.engine.weights.tuning import tune
@@ -30,7 +30,7 @@ class SafetensorsLoader:
         options: WeightsConfig,
     ) -> int:
         """Fill `model`; see `WeightsLoader.load`."""
-        refuse_without_files(checkpoint, "safetensors")
+        refuse_unreadable(checkpoint, "safetensors")
         tuning = tune(options, checkpoint.total_bytes, device.torch_device)
         with Transfer(device, tuning, progress) as transfer:
             fill_model(model, checkpoint, transfer, torch_device=device.torch_device, dtype=dtype)

@@ -11,7 +11,8 @@ from transformers.utils.import_utils import is_accelerate_available
 from orchestrator.checkpoint import Checkpoint
 from orchestrator.config import WeightsConfig
 from orchestrator.device.base import Device
-from orchestrator.engine.weights.base import refuse_leftovers, refuse_without_files, shape_error
+from orchestrator.engine.build import first_line
+from orchestrator.engine.weights.base import refuse_leftovers, refuse_unreadable, shape_error
 from orchestrator.errors import CheckpointError
 from orchestrator.events import Progress
 
@@ -33,7 +34,7 @@ class TransformersLoader:
         options: WeightsConfig,
     ) -> int:
         """Fill `model`; see `WeightsLoader.load`."""
-        refuse_without_files(checkpoint, "transformers", native_only=True)
+        refuse_unreadable(checkpoint, "transformers")
         loaded, report = _from_pretrained(model, checkpoint, device.torch_device, dtype)
         for name, found, wanted in report["mismatched_keys"]:
             raise shape_error(checkpoint, name, found, wanted)
@@ -69,7 +70,7 @@ def _from_pretrained(
         raise
     # Of many kinds: its own, those of safetensors, those of what the model's class does.
     except Exception as error:
-        raise CheckpointError(f"{checkpoint.folder}: transformers cannot load it: {error}") from error
+        raise CheckpointError(f"{checkpoint.folder}: transformers cannot load it: {first_line(error)}") from error
     finally:
         logging.set_verbosity(level)
         if shown:
