@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import PIL.Image
 import pytest
 import torch
 import transformers
@@ -41,6 +43,17 @@ def one(modality: str, data: Any) -> Request:
     return asking(OMNI[modality], Media(modality, data), max_tokens=2)
 
 
+def opened(picture: PIL.Image.Image, keep: float = 1.0) -> PIL.Image.Image:
+    """A picture as a file has it, not decoded; of which only a part is there."""
+    file = io.BytesIO()
+    picture.save(file, "PNG")
+    return PIL.Image.open(io.BytesIO(file.getvalue()[: int(keep * file.tell())]))
+
+
+def damaged() -> PIL.Image.Image:
+    return opened(image(1), 0.5)
+
+
 WRONG: list[tuple[Request, str]] = [
     (one("video", frames(1, 7)), "the video has 7 frames; mm.video.max_frames is 6"),
     (one("video", frames(1, 2, width=81)), "the video has 81 x 56 pixels; mm.video.max_size is 80 x 60"),
@@ -54,11 +67,16 @@ WRONG: list[tuple[Request, str]] = [
     ),
     (one("audio", np.zeros(99, dtype=np.int16)), "audio must be one channel of floating-point samples, not int16"),
     (one("audio", np.zeros(0, dtype=np.float32)), "audio must be one channel"),
+    (one("audio", (16000, sound(1))), "audio must be one channel of floating-point samples"),
+    (one("audio", (sound(1), np.int64(8000))), "the audio has 8000 samples a second, and the model takes 16000"),
     (one("video", []), "the video has no frames"),
     (one("video", frames(1, 0)), "the video has no frames"),
     (one("video", "a path"), "a frame of a video must be a PIL image, not a str"),
     (one("video", 3), "a video must be PIL images or a uint8 array (frames, height, width, 3), not int"),
     (one("video", frames(1) / 255.0), "not float64 of shape (4, 56, 70, 3)"),
+    (one("video", [image(1), damaged()]), "the picture cannot be read: image file is truncated"),
+    (one("image", damaged()), "the picture cannot be read: image file is truncated"),
+    (one("image", PIL.Image.new("RGB", (5, 0))), "the image has 5 x 0 pixels"),
     (one("video", [image(1), image(2, 56, 57)]), "the frames of a video must have one size; there are 56 x 56 and"),
     (
         asking(OMNI["video"] * 2, medium("video", 1), medium("video", 2)),
@@ -100,6 +118,26 @@ def test_an_item_larger_than_the_profiled_one_ends_alone(omni: Path) -> None:
     fits, large = engine.generate([one("audio", sound(2, 0.5)), one("audio", sound(2, 1.0))])
     assert fits.error is None
     assert large.error == "one audio has 25 encoder tokens, and memory was reserved for 12 at most"
+
+
+def test_an_opened_picture_that_many_requests_share_is_decoded_once(tmp_path: Path) -> None:
+    engine = make_engine(internvl_folder(tmp_path), encoder_tokens=512)
+    shared = opened(image(1, 1200, 1200))
+    asked = [request(PLACEHOLDER, shared, name=str(n), chat=False, max_tokens=2) for n in range(8)]
+    outputs = engine.generate(asked)
+    assert {output.error for output in outputs} == {None}
+    assert len({tuple(output.token_ids) for output in outputs}) == 1
+
+
+def test_pictures_of_equal_bytes_and_other_colours_are_told_apart(tmp_path: Path) -> None:
+    engine = make_engine(internvl_folder(tmp_path))
+    pictures = [PIL.Image.new("P", (56, 56)) for _ in range(3)]
+    for picture, colour in zip(pictures, ([255, 0, 0], [0, 0, 255], [255, 0, 0]), strict=True):
+        picture.putpalette(colour * 256)
+    red, blue, again = (engine.media_inputs(Media("image", picture)) for picture in pictures)
+    plain = engine.media_inputs(Media("image", pictures[1].convert("RGB")))
+    assert red.content_hash == again.content_hash != blue.content_hash
+    assert torch.equal(blue.tensors["pixel_values"], plain.tensors["pixel_values"])
 
 
 @pytest.mark.parametrize("seconds", [0.05, 0.5])

@@ -12,7 +12,6 @@ import pytest
 
 from orchestrator.engine.base import Event, Media, Output, Request
 from orchestrator.engine.feed import Feed, worker_count
-from orchestrator.engine.text import TextStream
 from orchestrator.engine.transformers import TransformersEngine
 from orchestrator.errors import StageError
 from tests.test_feed import with_a_picture
@@ -110,7 +109,18 @@ def test_a_stop_token_ends_it_even_where_the_models_own_does_not(served: Transfo
     [
         ({"stop": "END"}, "stop is 'END': it must be a tuple of strings, such as ('END',)"),
         ({"stop": ("a", "")}, "stop has '': it must have strings of at least one character"),
+        ({"stop": None}, "stop is None: it must be a tuple of strings, such as ('END',)"),
         ({"top_p": 2.0}, "top_p is 2.0: it must be above 0 and at most 1"),
+        ({"top_p": "most"}, "top_p is 'most': it must be a number"),
+        ({"temperature": None}, "temperature is None: it must be a number"),
+        ({"max_tokens": 1.5}, "max_tokens is 1.5: it must be a whole number"),
+        ({"max_tokens": None}, "max_tokens is None: it must be a whole number"),
+        ({"text": None}, "text is None: it must be a string"),
+        ({"text": "a \ud83d"}, "text has '\\ud83d' at place 2: it must have whole characters"),
+        ({"media": Media("image", image(1))}, "media is of type Media: it must be a tuple of Media"),
+        ({"media": (image(1),)}, "media has one of type Image: it must be a tuple of Media"),
+        ({"stop_token_ids": 5}, "stop_token_ids is of type int: it must be a tuple of token ids"),
+        ({"stop_token_ids": ("a",)}, "stop_token_ids has one of type str: it must be a tuple of token ids"),
     ],
 )
 def test_a_wrong_setting_ends_its_request_alone(
@@ -122,6 +132,14 @@ def test_a_wrong_setting_ends_its_request_alone(
     assert [output.error for output in outputs] == [None, message, None]
     events = [event for event in served.stream(asked) if event.request_id == "1"]
     assert [(event.finish_reason, event.error) for event in events] == [("error", message)]
+
+
+def test_requests_may_come_from_a_generator(served: TransformersEngine) -> None:
+    asked = with_images(3)
+    outputs = served.generate(each for each in asked)  # type: ignore[arg-type]
+    assert tokens(outputs) == tokens(served.generate(asked))
+    events = list(served.stream(each for each in asked))  # type: ignore[arg-type]
+    assert {event.request_id for event in events if event.finish_reason} == {"0", "1", "2"}
 
 
 def test_streaming_equals_generate(served: TransformersEngine) -> None:
@@ -250,39 +268,3 @@ def test_threads_run_no_further_ahead_than_twice_their_number() -> None:
     assert len(feed.opened) == 4
     assert len(opened) <= 4 + 2 * 2
     assert 1 <= worker_count() <= 8
-
-
-class Letters:
-    """A tokenizer whose tokens are bytes; 0 is special."""
-
-    all_special_ids = (0,)
-
-    def decode(self, ids: list[int]) -> str:
-        return bytes(ids).decode(errors="replace")
-
-
-def streamed(data: bytes, *stop: str) -> tuple[list[str], TextStream]:
-    stream, taken = TextStream(Letters(), stop), []
-    for token in data:
-        done = stream.push(token)
-        taken.append(stream.take())
-        if done:
-            break
-    stream.finish()
-    return [*taken, stream.take()], stream
-
-
-def test_text_waits_for_whole_characters_and_for_what_may_be_a_stop_string() -> None:
-    assert streamed("aé".encode())[0] == ["a", "", "é", ""]
-    assert streamed(b"\xff\xfeab\xe2\x82\xac!")[0] == ["", "\ufffd", "\ufffda", "b", "", "", "€", "!", ""]
-    assert streamed(b"a\xc3")[0] == ["a", "", "\ufffd"]
-    assert streamed(b"abEND", "END")[0] == ["a", "b", "", "", "", ""]
-    assert streamed(b"abENd", "END")[0] == ["a", "b", "", "", "ENd", ""]
-    assert streamed(b"abEN", "END")[0] == ["a", "b", "", "", "EN"]
-    assert streamed(b"a\x00b")[0] == ["a", "", "b", ""]
-
-
-def test_the_first_stop_string_counts() -> None:
-    pieces, stream = streamed(b"one two three", "three", "o t")
-    assert ("".join(pieces), stream.text, stream.stopped) == ("one tw", "one tw", True)
-    assert streamed(b"aaab", "aab")[1].text == "a"

@@ -81,8 +81,8 @@ def padded() -> list[float]:
     return [float((ours - theirs)[:2].abs().max()), float((~ours.isfinite()).sum())]
 
 
-def test_padding_is_harmless() -> None:
-    assert interpreted("padded") == pytest.approx([0.0, 0.0], abs=1e-5)
+def test_padding_is_harmless(small: dict[str, list[float]]) -> None:
+    assert small["padded"] == pytest.approx([0.0, 0.0], abs=1e-5)
 
 
 def captured() -> list[float]:
@@ -107,8 +107,45 @@ def captured() -> list[float]:
     return differences
 
 
-def test_a_captured_step_needs_no_lengths_on_the_host() -> None:
-    assert interpreted("captured") == pytest.approx([0.0] * 3, abs=1e-5)
+def test_a_captured_step_needs_no_lengths_on_the_host(small: dict[str, list[float]]) -> None:
+    assert small["captured"] == pytest.approx([0.0] * 3, abs=1e-5)
+
+
+def other_types() -> list[float]:
+    """A decode, split and whole, and a prefill over caches of another element type than the model's: the differences.
+    Numbers are whole and few, so that no type rounds them."""
+    import torch
+
+    from orchestrator.engine.attention.base import AttentionMetadata
+    from orchestrator.engine.attention.reference import ReferenceAttention
+    from orchestrator.engine.attention.triton import TritonAttention
+
+    differences = []
+    meta = AttentionMetadata.build([(40, 41), (3, 20)], [[1, 2, 3], [4, 5]], 16, "cpu")
+    torch.manual_seed(0)
+    for model, cache in ((torch.float32, torch.float16), (torch.float16, torch.float32)):
+        k_cache, v_cache = (torch.randint(-2, 3, (6, 16, 2, 32)).to(cache) for _ in range(2))
+        query = torch.randint(-2, 3, (18, 4, 32)).to(model)
+        new = torch.zeros(18, 2, 32, dtype=model)
+        arguments = (query, new, new, k_cache, v_cache, meta, 0.125)
+        ours, theirs = TritonAttention().attend(*arguments), ReferenceAttention().attend(*arguments)
+        differences.append(float((ours - theirs).abs().max()))
+    return differences
+
+
+def test_a_cache_of_another_type_than_the_models(small: dict[str, list[float]]) -> None:
+    assert small["other_types"] == pytest.approx([0.0] * 2, abs=0.02)
+
+
+def small_ones() -> dict[str, list[float]]:
+    return {each.__name__: each() for each in (padded, captured, other_types)}
+
+
+@pytest.fixture(scope="module")
+def small() -> dict[str, list[float]]:
+    """Of one process, because that takes longest to begin."""
+    found: dict[str, list[float]] = interpreted("small_ones")
+    return found
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 8, 32, 300])
@@ -128,7 +165,7 @@ def test_warming_up_launches_each_kernel(kv_heads: int) -> None:
     assert splits == {0} | {num_splits(count, kv_heads) for count in range(1, 600)}
 
 
-def interpreted(function: str) -> list[float]:
+def interpreted(function: str) -> Any:
     """What a function of this file returns in a process whose Triton interprets."""
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     root = Path(__file__).resolve().parent.parent
@@ -137,8 +174,7 @@ def interpreted(function: str) -> list[float]:
         [sys.executable, "-c", code], env=environment, cwd=root, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    found: list[float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def test_the_kernels_equal_the_reference() -> None:

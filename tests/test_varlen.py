@@ -11,6 +11,7 @@ import torch
 from orchestrator.engine.attention.base import AttentionMetadata
 from orchestrator.engine.attention.varlen import VarlenAttention, version_of
 from orchestrator.engine.build import attention_backend
+from orchestrator.engine.planning.attention import BACKENDS
 from orchestrator.errors import ConfigError
 from orchestrator.registry import Registry
 
@@ -52,6 +53,7 @@ def test_its_arguments_exist() -> None:
         ("cuda", "bfloat16", 320, 256, "up to 256, not 320"),
         ("cuda", "bfloat16", 36, 256, "a size that 8 divides, up to 256, not 36"),
         ("cpu", "bfloat16", 128, 256, "devices of kind cpu, only cuda"),
+        ("cpu", "bfloat16", 128, 16, "devices of kind cpu, only cuda"),
     ],
 )
 def test_what_it_refuses(device: str, dtype: str, head: int, block: int, words: str) -> None:
@@ -67,6 +69,14 @@ def test_an_older_torch_is_told_the_version(monkeypatch: pytest.MonkeyPatch) -> 
     refusal = VarlenAttention.refusal("cuda", "bfloat16", 128, 256)
     assert refusal == "it needs torch 2.13 or newer, and this is 2.11.0+cu128"
     assert version_of("2.13.0a0+git1") == (2, 13)
+
+
+def test_a_plan_refuses_what_a_start_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.11.0+cu128")
+    planned = BACKENDS["varlen"]
+    assert planned.refusal("meta", "bfloat16", 128, 256) is None
+    for dtype, head, block in (("bfloat16", 128, 16), ("float32", 128, 256), ("bfloat16", 36, 256)):
+        assert planned.refusal("meta", dtype, head, block) is not None
 
 
 def test_auto_never_chooses_it() -> None:

@@ -50,7 +50,7 @@ class Feed:
     ) -> None:
         self._coming, self._open, self._scheduler = deque(requests), open_request, scheduler
         self._ahead, self._ahead_bytes, self._step_tokens = ahead, ahead_bytes, step_tokens
-        threads = workers if any(request.media for request in requests) else 0
+        threads = workers if any(request.media for request in self._coming) else 0
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="media") if threads else None
         # Twice as many as threads, so that none waits for the next step to be given something to do.
         self._most_started = 2 * threads

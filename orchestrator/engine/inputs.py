@@ -18,7 +18,15 @@ import torch
 
 from orchestrator.config import MediaConfig
 from orchestrator.engine.base import Media, Request
-from orchestrator.engine.media import Ears, RequestError, checked, content_hash, frames_per_second, processor_arguments
+from orchestrator.engine.media import (
+    Decoder,
+    Ears,
+    RequestError,
+    checked,
+    content_hash,
+    frames_per_second,
+    processor_arguments,
+)
 from orchestrator.engine.media_cache import MediaCache
 from orchestrator.engine.step import PlacedItem
 from orchestrator.errors import CheckpointError
@@ -70,7 +78,7 @@ class PromptBuilder:
         self._whole_runs, self._apart, self._dtype = whole_runs, apart, dtype
         self._ears, self._fps = Ears.of(processor), frames_per_second(processor)
         self._added_ids = frozenset(self.tokenizer.get_added_vocab().values())
-        self.media = MediaCache()
+        self.media, self._decode = MediaCache(), Decoder()
 
     @property
     def modalities(self) -> tuple[str, ...]:
@@ -193,7 +201,7 @@ class PromptBuilder:
     def _checked(self, media: Media) -> Media:
         if media.modality not in self._placeholders:
             raise RequestError(f"the model does not take {media.modality}")
-        return checked(media, self._limits, self._ears)
+        return checked(media, self._limits, self._ears, self._decode)
 
     def processed(self, media: Media, key: str) -> MediaInputs:
         """One item through the processor, whatever its size; `key` becomes its `content_hash`.

@@ -14,15 +14,17 @@ from orchestrator.engine.families import Traits
 from orchestrator.engine.inputs import PromptBuilder
 from orchestrator.engine.options import apply_options
 from orchestrator.engine.placeholders import placeholders, refuse_without
+from orchestrator.engine.text import special_ids
 from orchestrator.errors import CheckpointError
 
 
 @dataclass(frozen=True)
 class Prompting:
-    """Makes prompts; `eos_ids` end a text."""
+    """Makes prompts; `eos_ids` end a text, and `special_ids` have none."""
 
     builder: PromptBuilder
     eos_ids: frozenset[int]
+    special_ids: frozenset[int]
 
 
 def read_prompting(folder: Path, what: Description, config: Config, traits: Traits) -> Prompting:
@@ -46,7 +48,8 @@ def read_prompting(folder: Path, what: Description, config: Config, traits: Trai
         apart=marks.apart,
         dtype=what.dtype,
     )
-    return Prompting(builder, _eos_ids(folder, what.config, getattr(processor, "tokenizer", processor)))
+    tokenizer = builder.tokenizer
+    return Prompting(builder, _eos_ids(folder, what.config, tokenizer), special_ids(tokenizer))
 
 
 def _processor(folder: Path, config: Config) -> Any:
@@ -54,7 +57,8 @@ def _processor(folder: Path, config: Config) -> Any:
         processor: Any = transformers.AutoProcessor.from_pretrained(  # type: ignore[no-untyped-call]
             folder, trust_remote_code=False
         )
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    # Of many kinds: its own, those of the tokenizers' library, those of a value of another type.
+    except Exception as error:
         raise CheckpointError(f"{folder}: transformers cannot read it: {first_line(error)}") from error
     apply_options(processor, config.mm.processor_kwargs)
     return processor
@@ -63,8 +67,13 @@ def _processor(folder: Path, config: Config) -> Any:
 def _eos_ids(folder: Path, config: Any, tokenizer: Any) -> frozenset[int]:
     """Tokens that end a text: the generation settings', else the configuration's, else the tokenizer's."""
     candidates: list[Any] = []
-    if (folder / "generation_config.json").is_file():
-        candidates.append(transformers.GenerationConfig.from_pretrained(folder).eos_token_id)
+    settings = folder / "generation_config.json"
+    if settings.is_file():
+        try:
+            candidates.append(transformers.GenerationConfig.from_pretrained(folder).eos_token_id)
+        # As for the processor.
+        except Exception as error:
+            raise CheckpointError(f"{settings}: transformers cannot read it: {first_line(error)}") from error
     candidates += [
         getattr(config, "eos_token_id", None),
         getattr(config.get_text_config(), "eos_token_id", None),

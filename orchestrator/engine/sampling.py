@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from numbers import Integral
 
 import torch
 
@@ -57,7 +58,7 @@ class Sampling:
             raise RequestError(f"temperature is {temperature}: it must be 0 or a positive number")
         if not 0 < top_p <= 1:
             raise RequestError(f"top_p is {top_p}: it must be above 0 and at most 1")
-        if not isinstance(seed, int):
+        if not isinstance(seed, Integral):
             raise RequestError(f"seed is {seed!r}: it must be a whole number")
         return cls(temperature, top_p, seed) if temperature > 0 else None
 

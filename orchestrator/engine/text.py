@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from orchestrator.engine.base import Request
@@ -18,19 +18,30 @@ def stop_strings(request: Request) -> tuple[str, ...]:
     Raises:
         RequestError: one of them is empty or no text.
     """
-    if isinstance(request.stop, str):
-        raise RequestError(f"stop is {request.stop!r}: it must be a tuple of strings, such as ({request.stop!r},)")
+    if isinstance(request.stop, str) or not isinstance(request.stop, Collection):
+        one = request.stop if isinstance(request.stop, str) else "END"
+        raise RequestError(f"stop is {request.stop!r}: it must be a tuple of strings, such as ({one!r},)")
     for text in request.stop:
         if not isinstance(text, str) or not text:
             raise RequestError(f"stop has {text!r}: it must have strings of at least one character")
     return tuple(request.stop)
 
 
+def special_ids(tokenizer: Any) -> frozenset[int]:
+    """Tokens that a tokenizer leaves out of a text: those that it names, and the many that only its file marks."""
+    known = {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}
+    return frozenset(token for token in known if not tokenizer.decode([token], skip_special_tokens=True))
+
+
 class TextStream:
-    """Turns tokens into text one by one. Special tokens have no text.
+    """Turns tokens into text one by one.
+
+    A tokenizer whose single bytes are tokens (`<0xE4>`) spells a run of them as torn throughout if it is no UTF-8 as a
+    whole: what stood there before a wrong byte stays in the text.
 
     Args:
         tokenizer: decodes token ids.
+        special: tokens without text.
         stop: strings that end the text just before them.
 
     Attributes:
@@ -38,10 +49,9 @@ class TextStream:
         stopped: whether a stop string has come; then the text is whole.
     """
 
-    def __init__(self, tokenizer: Any, stop: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: Any, special: frozenset[int], stop: Sequence[str] = ()) -> None:
         self._decode: Callable[[list[int]], str] = tokenizer.decode
-        self._special = frozenset(tokenizer.all_special_ids)
-        self._stop = tuple(stop)
+        self._special, self._stop = special, tuple(stop)
         self._ids: list[int] = []
         # Text of a token depends on those before it, so the piece before is decoded again with it: from `_begin` to
         # `_read`. Of what comes from `_begin` on, `_known` characters are in the text.
@@ -56,14 +66,19 @@ class TextStream:
             return self.stopped
         self._ids.append(token)
         now = self._decode(self._ids[self._begin :])
-        # Bytes to come can only change the last character.
-        sure = len(now) - now.endswith(_TORN)
+        sure = len(now) - self._unsure(now)
         self._grow(now[self._known : sure])
         self._known = max(self._known, sure)
         if sure == len(now):
             self._begin, self._read = self._read, len(self._ids)
             self._known = len(self._decode(self._ids[self._begin :]))
         return self.stopped
+
+    def _unsure(self, now: str) -> int:
+        """Characters at the end that tokens to come can change: a torn one, or one for each byte of it."""
+        torn = len(now) - len(now.rstrip(_TORN))
+        # No more than three tokens wait for their character's last byte; after those it is no character.
+        return torn if len(self._ids) - self._read <= 3 else min(torn, 1)
 
     def _grow(self, new: str) -> None:
         old, self.text = len(self.text), self.text + new
@@ -74,9 +89,10 @@ class TextStream:
 
     def finish(self) -> None:
         """No token comes any more: what was kept back for its missing bytes becomes text."""
-        whole = self._decode(self._ids)
-        if not self.stopped and whole.startswith(self.text):
-            self.text = whole
+        if not self.stopped:
+            now = self._decode(self._ids[self._begin :])
+            self.text += now[self._known :]
+            self._known = max(self._known, len(now))
         self._stop = ()
 
     def take(self) -> str:

@@ -90,7 +90,8 @@ class TritonAttention(DividedAttention):
     ) -> None:
         _, heads, width = query.shape
         padded = next_power_of_2(width)
-        tiles = self._prefill_tiles or prefill_tiles(padded, query.element_size(), _capability(query.device))
+        itemsize = max(query.element_size(), k_cache.element_size())
+        tiles = self._prefill_tiles or prefill_tiles(padded, itemsize, _capability(query.device))
         starts = meta.query_starts[first : stop + 1]
         longest = max(after - before for before, after in pairwise(starts))
         launch: Any = kernels.prefill_kernel[(-(-longest // tiles.rows), heads, stop - first)]

@@ -81,7 +81,7 @@ def decode_kernel(
         keys = _load(
             k_cache, table, positions, head, used, stride_block, stride_token, stride_head, BLOCK, WIDTH, PADDED, False
         )  # fmt: skip
-        scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION)
+        scores = tl.dot(q, tl.trans(keys).to(q.dtype), input_precision=PRECISION)
         scores = tl.where(used[None, :], scores, float("-inf"))
         values = _load(
             v_cache, table, positions, head, used, stride_block, stride_token, stride_head, BLOCK, WIDTH, PADDED, False
@@ -161,7 +161,7 @@ def prefill_kernel(
             k_cache, table, positions, kv_head, rows, stride_block, stride_token, stride_head, BLOCK, WIDTH, PADDED,
             True,
         )  # fmt: skip
-        scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION)
+        scores = tl.dot(q, tl.trans(keys).to(q.dtype), input_precision=PRECISION)
         values = _load(
             v_cache, table, positions, kv_head, rows, stride_block, stride_token, stride_head, BLOCK, WIDTH, PADDED,
             True,
@@ -175,7 +175,7 @@ def prefill_kernel(
             False,
         )  # fmt: skip
         distance = at[:, None] - positions[None, :]
-        scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION)
+        scores = tl.dot(q, tl.trans(keys).to(q.dtype), input_precision=PRECISION)
         scores = tl.where((distance >= 0) & (distance < window) & used[None, :], scores, float("-inf"))
         values = _load(
             v_cache, table, positions, kv_head, used, stride_block, stride_token, stride_head, BLOCK, WIDTH, PADDED,

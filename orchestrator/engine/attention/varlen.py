@@ -9,8 +9,6 @@ import torch
 
 from orchestrator.engine.attention.base import WINDOW, AttentionBackend, AttentionMetadata
 
-NEEDS_TORCH = (2, 13)
-"""The first release whose `varlen_attn` takes a block table."""
 PAGE = 256
 """FlashAttention 2 takes blocks of this many tokens, or a multiple."""
 
@@ -22,25 +20,33 @@ class VarlenAttention(AttentionBackend):
 
     Args:
         function: stands for `varlen_attn`.
+
+    Attributes:
+        needs_torch: the first release whose `varlen_attn` takes a block table.
     """
 
     name: ClassVar[str] = "varlen"
     devices: ClassVar[frozenset[str]] = frozenset({"cuda"})
     dtypes: ClassVar[frozenset[str]] = frozenset({"float16", "bfloat16"})
     abilities: ClassVar[frozenset[str]] = frozenset({WINDOW})
+    needs_torch: ClassVar[tuple[int, int]] = (2, 13)
 
     def __init__(self, function: Callable[..., Any] | None = None) -> None:
         self._function = function or _varlen_attn()
 
     @classmethod
     def refusal(cls, device: str, dtype: str, head_size: int, block_size: int | None = None) -> str | None:
-        if version_of(torch.__version__) < NEEDS_TORCH:
-            return f"it needs torch {'.'.join(map(str, NEEDS_TORCH))} or newer, and this is {torch.__version__}"
+        # What no setting of the cache would change comes first.
+        refusal = super().refusal(device, dtype, head_size, block_size)
+        if refusal:
+            return refusal
+        if version_of(torch.__version__) < cls.needs_torch:
+            return f"it needs torch {'.'.join(map(str, cls.needs_torch))} or newer, and this is {torch.__version__}"
         if head_size % 8 or not 8 <= head_size <= 256:
             return f"it takes heads of a size that 8 divides, up to 256, not {head_size}"
         if block_size is not None and block_size % PAGE:
             return f"it takes blocks of {PAGE} tokens or a multiple (kv.block_size={PAGE}), not {block_size}"
-        return super().refusal(device, dtype, head_size, block_size)
+        return None
 
     def attend(
         self,

@@ -6,9 +6,10 @@ from typing import Any, ClassVar
 
 import torch
 
-from orchestrator.engine.attention.base import WINDOW, AttentionBackend, AttentionMetadata
+from orchestrator.engine.attention.base import AttentionBackend, AttentionMetadata
 from orchestrator.engine.attention.parts import DividedAttention, num_splits, partial_sums
 from orchestrator.engine.attention.reference import ReferenceAttention
+from orchestrator.engine.attention.varlen import VarlenAttention
 
 
 class PlannedTriton(DividedAttention):
@@ -31,12 +32,14 @@ class PlannedTriton(DividedAttention):
         """Its kernel takes nothing beside the output."""
 
 
-class PlannedVarlen(AttentionBackend):
+class PlannedVarlen(VarlenAttention):
     """`varlen`, whatever torch is installed."""
 
-    name: ClassVar[str] = "varlen"
-    dtypes: ClassVar[frozenset[str]] = frozenset({"float16", "bfloat16"})
-    abilities: ClassVar[frozenset[str]] = frozenset({WINDOW})
+    devices: ClassVar[frozenset[str]] = frozenset()
+    needs_torch: ClassVar[tuple[int, int]] = (0, 0)
+
+    def __init__(self) -> None:
+        """Needs nothing of torch's."""
 
     def attend(
         self,
