@@ -8,16 +8,22 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from orchestrator.errors import ConfigError
-from orchestrator.units import KiB, parse_size
+from orchestrator.units import NOT_A_SIZE, KiB, parse_size
 
 
 class Node(BaseModel):
     """A node of the configuration: strict, closed and unchangeable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
+
+
+def _number_or_text(value: object) -> object:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError(NOT_A_SIZE)
+    return value
 
 
 def _size(value: int | str) -> int:
@@ -34,8 +40,8 @@ def _read_size(value: int | str) -> int:
     return size
 
 
-Size = Annotated[int | str, AfterValidator(_size)]
-ReadSize = Annotated[int | str, AfterValidator(_read_size)]
+Size = Annotated[int | str, BeforeValidator(_number_or_text), AfterValidator(_size)]
+ReadSize = Annotated[int | str, BeforeValidator(_number_or_text), AfterValidator(_read_size)]
 Positive = Annotated[int, Field(gt=0)]
 NotNegative = Annotated[int, Field(ge=0)]
 
@@ -217,9 +223,11 @@ def engine_name(config: Config) -> str:
     """The engine in the registry that runs the model: a plan's own in the place of `engine.name`.
 
     Raises:
-        ConfigError: an engine that cannot be planned.
+        ConfigError: an engine that cannot be planned, or a plan's own elsewhere.
     """
     if config.device.kind != "plan":
+        if config.engine.name == "plan":
+            raise ConfigError.of("engine.name", "this is what device=plan runs on; transformers works here", "plan")
         return config.engine.name
     if config.engine.name != "transformers":
         raise ConfigError.of("engine.name", "device=plan knows the engine transformers alone", config.engine.name)

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from orchestrator.device.base import Device
 from orchestrator.errors import ConfigError
 from orchestrator.memory.snapshot import Snapshot, Source
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass
@@ -38,7 +42,7 @@ class MemoryReport:
 
 
 @contextmanager
-def measure_memory(device: Device | str = "cuda") -> Iterator[MemoryReport]:
+def measure_memory(device: Device | torch.device | str = "cuda") -> Iterator[MemoryReport]:
     """Measure the block inside a `with`; the report is filled when it ends, also by an exception.
 
     On a CPU the resident set is all that can be read: torch and the rest are one there, and some MiB of noise remain.
@@ -46,13 +50,13 @@ def measure_memory(device: Device | str = "cuda") -> Iterator[MemoryReport]:
     process's.
 
     Args:
-        device: `cpu`, `cuda`, `cuda:1`, or a device that is used already. Its allocator's empty blocks are given back
-            before and after the block, and its peak counters are reset.
+        device: `cpu`, `cuda`, `cuda:1`, as text or as torch's object, or a device that is used already. Its allocator's
+            empty blocks are given back before and after the block, and its peak counters are reset.
 
     Raises:
         ConfigError: there is no such device.
     """
-    where = _named(device) if isinstance(device, str) else device
+    where = device if isinstance(device, Device) else _named(str(device))
     where.open()
     report = MemoryReport()
     where.synchronize()

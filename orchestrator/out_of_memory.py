@@ -22,22 +22,24 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def explained(
-    error: BaseException, slot: str, knobs: Sequence[str], ledger: Ledger, snapshot: Snapshot
+    error: BaseException, slot: str, knobs: Sequence[str], ledger: Ledger, snapshot: Snapshot, *, has_ceiling: bool
 ) -> DeviceOutOfMemoryError:
     """The error that the record and the user get in place of `error`.
 
     Args:
         knobs: settings that make the stage take less.
         snapshot: taken after the refusal.
+        has_ceiling: whether `gpu.util` limits the start; it does not where the KV cache's size is given.
     """
     first_line = (str(error) or type(error).__name__).splitlines()[0]
     held = ", ".join(f"{name} {format_size(size)}" for name, size in ledger.accounts.items() if size) or "nothing yet"
+    may = f"the start may hold {format_gib(ledger.requested_bytes)} GiB (gpu.util={ledger.util:g}), "
     free = f"{format_gib(snapshot.free_bytes)} GiB of {format_gib(snapshot.total_bytes)} are free"
-    help_ = [*_more_room(ledger, snapshot), *knobs]
+    help_ = [*(_more_room(ledger, snapshot) if has_ceiling else []), *knobs]
     advice = f"; would help: {', '.join(help_)}" if help_ else ""
     return DeviceOutOfMemoryError(
-        f"stages.{slot}: out of memory ({first_line}); the start may hold {format_gib(ledger.requested_bytes)} GiB "
-        f"(gpu.util={ledger.util:g}), charged so far: {held}; {free}{advice}"
+        f"stages.{slot}: out of memory ({first_line}); {may if has_ceiling else ''}charged so far: {held}; "
+        f"{free}{advice}"
     )
 
 
@@ -49,6 +51,8 @@ def let_go(error: BaseException | None) -> None:
 
 
 def _more_room(ledger: Ledger, snapshot: Snapshot) -> list[str]:
-    """A greater share helps only where the device has more than this start asked for."""
+    """A greater share helps only where the device has more than this start asked for, and before the KV cache has taken
+    what the share leaves."""
     there = ledger.held_in(snapshot) + snapshot.free_bytes
-    return ["a greater gpu.util"] if there > ledger.requested_bytes and ledger.util < 1 else []
+    helps = there > ledger.requested_bytes and ledger.util < 1 and not ledger.accounts["kv_cache"]
+    return ["a greater gpu.util"] if helps else []

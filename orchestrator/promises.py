@@ -21,6 +21,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 _POLL_S = 0.02
+_LENGTH = 32 * 1024
+"""Of a promise's file: the longest path that a run may have, each byte of it escaped, and numbers."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ class Kept:
 
     def _write(self, promise: Promise) -> None:
         # One write of one length, so that a reader sees the old text or the new one.
-        os.pwrite(self._file, json.dumps(asdict(promise)).encode().ljust(2048), 0)
+        os.pwrite(self._file, json.dumps(asdict(promise)).encode().ljust(_LENGTH), 0)
 
 
 class Desk:
@@ -163,6 +165,6 @@ def _living(path: Path) -> Promise | None:
         if _locked(file, fcntl.LOCK_SH):
             path.unlink(missing_ok=True)
             return None
-        return Promise(**json.loads(os.pread(file, 2048, 0)))
+        return Promise(**json.loads(os.pread(file, _LENGTH, 0)))
     finally:
         os.close(file)

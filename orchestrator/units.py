@@ -10,6 +10,7 @@ GiB = 1024 * MiB
 TiB = 1024 * GiB
 
 _UNITS = {"b": 1, "kib": KiB, "mib": MiB, "gib": GiB, "tib": TiB, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+NOT_A_SIZE = "not a size; write for example 4GiB, 512MiB or a whole number of bytes"
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
@@ -24,7 +25,7 @@ def parse_size(text: str | int) -> int:
     match = _SIZE.fullmatch(text)
     unit = (match.group(2).lower() or "b") if match else ""
     if match is None or unit not in _UNITS or (unit == "b" and "." in match.group(1)):
-        raise ValueError("not a size; write for example 4GiB, 512MiB or a whole number of bytes")
+        raise ValueError(NOT_A_SIZE)
     return int(float(match.group(1)) * _UNITS[unit]) if "." in match.group(1) else int(match.group(1)) * _UNITS[unit]
 
 

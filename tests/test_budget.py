@@ -68,7 +68,7 @@ def test_a_size_in_bytes_does_not_consult_the_fraction() -> None:
 
 
 def test_a_size_that_does_not_fit_is_refused_with_the_size_that_would() -> None:
-    with pytest.raises(BudgetError, match=r"kv\.bytes=15 would work") as refused:
+    with pytest.raises(BudgetError, match=r"^kv\.bytes=16: .* 40 B are free; kv\.bytes=15 would work") as refused:
         kv_budget(
             total_bytes=100, util=0.1, weights=20, non_torch=5, peak_activation=0, other_processes=60, kv_bytes=16
         )
@@ -76,7 +76,7 @@ def test_a_size_that_does_not_fit_is_refused_with_the_size_that_would() -> None:
 
 
 def test_nothing_left_names_a_util_that_works_and_it_does() -> None:
-    with pytest.raises(BudgetError) as refused:
+    with pytest.raises(BudgetError, match=r"^gpu\.util=0\.3 allows 300 B, and 330 B are charged") as refused:
         kv_budget(total_bytes=1000, util=0.3, weights=300, non_torch=20, peak_activation=10)
     works = float(refused.value.suggestions["gpu.util"])
     again = kv_budget(total_bytes=1000, util=works, weights=300, non_torch=20, peak_activation=10)
@@ -113,7 +113,9 @@ def test_every_byte_of_the_request_is_charged_or_left() -> None:
                 assert budget.available_bytes + charged == ceiling
 
 
-@pytest.mark.parametrize("name", ["total_bytes", "weights", "non_torch", "peak_activation", "other_processes"])
+@pytest.mark.parametrize(
+    "name", ["total_bytes", "weights", "non_torch", "peak_activation", "other_processes", "kv_bytes"]
+)
 def test_a_negative_size_is_a_mistake_of_the_caller(name: str) -> None:
     sizes = dict(total_bytes=100, weights=1, non_torch=1, peak_activation=1, other_processes=0) | {name: -1}
     with pytest.raises(ValueError, match=f"{name} is -1"):
@@ -130,6 +132,15 @@ def test_an_early_refusal_names_what_is_wanted_what_is_free_and_what_works() -> 
     with pytest.raises(BudgetError, match=r"15\.83 GiB of 79\.15.*11\.14 GiB are free.*gpu\.util=0\.14") as refused:
         refuse_if_not_free(total_bytes=gib(79.15), util=0.2, free_bytes=gib(11.14))
     refuse_if_not_free(total_bytes=gib(79.15), util=0.14, free_bytes=refused.value.free_bytes)
+
+
+@pytest.mark.parametrize("total", [100, 1000, gib(79.15), gib(139.8)])
+def test_the_share_that_an_early_refusal_names_is_the_largest_that_fits(total: int) -> None:
+    for step in range(1, 100):
+        for free in (requested_bytes(total, step / 100), requested_bytes(total, (step + 1) / 100) - 1):
+            with pytest.raises(BudgetError) as refused:
+                refuse_if_not_free(total_bytes=total, util=1.0, free_bytes=free)
+            assert refused.value.suggestions == {"gpu.util": f"{step / 100:.2f}"}
 
 
 def test_a_decimal_fraction_does_not_lose_a_byte() -> None:

@@ -12,7 +12,7 @@ import pytest
 from orchestrator.artifacts import KV_CACHE
 from orchestrator.clock import Clock
 from orchestrator.device.fake import FakeDevice
-from orchestrator.engine.base import KVSpec, WeightsReport
+from orchestrator.engine.base import KVSpec, Output, Request, WeightsReport
 from orchestrator.errors import BudgetError, DeviceOutOfMemoryError
 from orchestrator.events import Events
 from orchestrator.memory.snapshot import Source
@@ -253,6 +253,13 @@ def test_a_refusal_after_the_profile_names_each_knob_and_what_was_measured(tmp_p
     assert refused.exit_code == 2
 
 
+@pytest.mark.parametrize("size", ["auto", "need", "4GiB"])
+def test_a_refusal_that_nothing_would_help_says_so(tmp_path: Path, size: str) -> None:
+    _, _, refused = started(Given(total=8), tmp_path, f"kv.bytes={size}", "gpu.util=0.5")
+    assert isinstance(refused, BudgetError)
+    assert str(refused).endswith("; no setting of the budget makes it fit")
+
+
 def test_the_bytes_that_a_run_reports_give_the_same_run_for_three_rounds(tmp_path: Path) -> None:
     size, seen = "auto", set()
     for _ in range(4):
@@ -301,7 +308,7 @@ class _Overflow(ToyEngine):
 
 def test_a_librarys_out_of_memory_is_told_in_the_same_words(tmp_path: Path) -> None:
     device = FakeDevice(GiB)
-    ctx = context(device, tmp_path)
+    ctx = context(device, tmp_path, "kv.bytes=auto")
     ctx.resolver = lambda group, name: lambda *_: _Overflow(device)
     slots = pipeline_of(Given())[:1]
     record = RunRecord(run_id="x", started_at="now", stages=not_run(slots))
@@ -310,6 +317,52 @@ def test_a_librarys_out_of_memory_is_told_in_the_same_words(tmp_path: Path) -> N
     assert "stages.load_weights: out of memory (CUDA error: out of memory); the start may hold" in str(stopped_by)
     assert "nothing yet" in str(stopped_by)
     assert stopped_by.exit_code == 1
+
+
+class _Crowded(_Busy):
+    """Somebody takes what is free just before the KV cache gets memory, or just before requests are served."""
+
+    before = ""
+
+    def allocate_kv(self, num_blocks: int) -> int:
+        self._crowd("allocate_kv")
+        return super().allocate_kv(num_blocks)
+
+    def generate(self, requests: Sequence[Request]) -> list[Output]:
+        self._crowd("verify")
+        return super().generate(requests)
+
+    def _crowd(self, slot: str) -> None:
+        if slot == self.before:
+            self.device.others_bytes += self.device.snapshot().free_bytes
+
+
+@pytest.mark.parametrize("size", ["auto", "4GiB"])
+@pytest.mark.parametrize("slot", ["allocate_kv", "verify"])
+def test_memory_that_runs_out_late_is_told_with_what_would_help(tmp_path: Path, slot: str, size: str) -> None:
+    given = Given(weights=2)
+    device = FakeDevice(gib(given.total))
+    ctx = context(device, tmp_path, *FEW, f"kv.bytes={size}", "gpu.util=0.5")
+    engine = _Crowded(device, None, weights=gib(2), kv_spec=SPEC)
+    engine.before = slot
+    ctx.resolver = lambda group, name: lambda *_: engine
+    record = RunRecord(run_id="x", started_at="now", stages=not_run(slots := pipeline_of(given)))
+    stopped_by = run(slots, ctx, record)
+    assert str(stopped_by).startswith(f"stages.{slot}: out of memory (")
+    assert str(stopped_by).endswith("GiB of 80.00 are free; would help: a smaller KV cache by a size in kv.bytes")
+    assert ("gpu.util" in str(stopped_by)) is (size == "auto")
+
+
+@pytest.mark.parametrize("last", ["profile_run", "graph_capture"])
+def test_a_pipeline_that_ends_early_ends_with_a_reading_too(tmp_path: Path, last: str) -> None:
+    given = Given(weights=2, context=0.5, graphs=0.25)
+    ctx, _ = begun(given, tmp_path, ("kv.bytes=auto", "gpu.util=0.5", "graphs.mode=estimate"))
+    slots = pipeline_of(given)
+    slots = slots[: [slot.name for slot in slots].index(last) + 1]
+    assert run(slots, ctx, RunRecord(run_id="x", started_at="now", stages=not_run(slots))) is None
+    ledger, reading = ctx.ledger, ctx.device.snapshot()
+    assert ledger.accounted_bytes + ledger.residual_bytes == ledger.held_bytes == reading.ours_bytes > 0
+    assert ledger.residual_bytes == 0
 
 
 @pytest.mark.parametrize("share", [0.25, 0.3])
@@ -331,6 +384,26 @@ def test_engines_of_one_process_have_budgets_of_their_own(tmp_path: Path, share:
     assert 0 <= caches[1] - caches[0] <= GiB // 2 + 2 * MiB
     device.free(caches[0] + gib(0.25))
     assert context(device, tmp_path, "kv.bytes=auto", f"gpu.util={share}").ledger.accounts["context"] == 0
+
+
+@pytest.mark.parametrize(("util", "starts"), [(0.2, False), (0.21, True)])
+def test_weights_that_do_not_fit_beside_what_libraries_take_are_refused_before_they_are_read(
+    tmp_path: Path, util: float, starts: bool
+) -> None:
+    given = Given(weights=15.5, peak=0.1, max_model_len=64)
+    device = FakeDevice(80 * GiB)
+    device.library_bytes = GiB
+    ctx = context(device, tmp_path, *FEW, "kv.bytes=auto", f"gpu.util={util}")
+    engine = given.engine(device)
+    ctx.resolver = lambda group, name: lambda *_: engine
+    record = RunRecord(run_id="x", started_at="now", stages=not_run(slots := pipeline_of(given)))
+    refused = run(slots, ctx, record)
+    if starts:
+        assert refused is None
+        return
+    assert isinstance(refused, BudgetError), refused
+    assert device.peak_bytes == 0
+    assert "16.50 GiB are wanted, and gpu.util=0.2 allows 16.00 GiB; gpu.util=0.21 or kv.bytes=" in str(refused)
 
 
 def test_what_leaves_no_room_is_refused_before_graphs_are_captured(tmp_path: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+import torch
 
 from orchestrator import MemoryReport, measure_memory
 from orchestrator.device.fake import FakeDevice
@@ -52,7 +55,13 @@ def test_on_a_cpu_the_resident_set_is_read() -> None:
     del kept
 
 
-@pytest.mark.parametrize("name", ["tpu", "cuda:x", "cpu:1", ""])
-def test_a_device_that_has_no_name_is_refused(name: str) -> None:
+def test_torchs_object_names_a_device_too() -> None:
+    with measure_memory(torch.device("cpu")) as report:
+        pass
+    assert report.source_reason.startswith("resident set")
+
+
+@pytest.mark.parametrize("name", ["tpu", "cuda:x", "cpu:1", "", torch.device("meta"), 0])
+def test_a_device_that_has_no_name_is_refused(name: Any) -> None:
     with pytest.raises(ConfigError, match="give cpu, cuda or cuda:1"), measure_memory(name):
         pass

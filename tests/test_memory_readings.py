@@ -83,7 +83,7 @@ def test_before_the_context_nothing_is_held(tmp_path: Path) -> None:
     assert (reader.per_process, reader.process_bytes(), reader.free_bytes()) == (True, 0, 60 * GiB)
 
 
-@pytest.mark.parametrize(
+ABSURD = pytest.mark.parametrize(
     "processes",
     [
         [],
@@ -95,6 +95,20 @@ def test_before_the_context_nothing_is_held(tmp_path: Path) -> None:
     ],
     ids=["empty", "somebody else", "not available", "the largest number", "negative", "nothing"],
 )
+
+
+@ABSURD
+def test_a_reading_that_cannot_be_true_is_no_change(processes: list[Process]) -> None:
+    driver = Driver([Process(os.getpid(), 2 * GiB)])
+    reader = NvmlReader(UUID, library=driver)
+    reader.opened()
+    seen = []
+    for driver.processes in (processes, [Process(os.getpid(), GiB)], processes):
+        seen.append(reader.process_bytes())
+    assert seen == [2 * GiB, GiB, GiB]
+
+
+@ABSURD
 def test_where_nvml_does_not_tell_the_whole_device_is_read_and_it_is_said(processes: list[Process]) -> None:
     reader = NvmlReader(UUID, library=Driver(processes))
     reader.opened()

@@ -66,7 +66,7 @@ def later(seconds: float, work: Callable[[], None]) -> threading.Thread:
 
 def test_more_than_is_free_is_refused_before_the_device_is_opened() -> None:
     device = FakeDevice(round(79.15 * GiB), others_bytes=round((79.15 - 11.14) * GiB), context_bytes=GiB)
-    with pytest.raises(BudgetError, match=r"15\.83 GiB of 79\.15.*only 11\.14 GiB are free; gpu\.util=0\.14 would"):
+    with pytest.raises(BudgetError, match=r"15\.83 GiB of 79\.15.*only 11\.14 GiB are free; gpu\.util=0\.14 could"):
         opened(device, None, 0.2)
     assert device.non_torch_bytes == 0
     assert opened(device, None, 0.14).ledger.accounts["context"] == GiB
@@ -95,6 +95,15 @@ def test_a_start_takes_its_promise_back(tmp_path: Path) -> None:
     place.close()
     assert desk.others().promises == ()
     assert not desk.others().found_dead
+
+
+def test_a_promise_is_read_whatever_its_runs_folder_is_called(tmp_path: Path) -> None:
+    desk, longest = Desk(tmp_path / "device"), "/" + 2047 * "ü"
+    kept = desk.promise(600, longest)
+    assert [each.run_dir for each in desk.others().promises] == [longest]
+    kept.settled(450)
+    assert [each.outstanding_bytes for each in desk.others().promises] == [150]
+    kept.close()
 
 
 def test_what_a_start_may_still_need_under_load_is_left_for_it(tmp_path: Path) -> None:

@@ -200,7 +200,7 @@ def test_a_cpu_is_opened_by_the_caller_so_that_imports_are_not_charged_to_the_st
 @pytest.mark.usefixtures("own_desk")
 def test_a_share_that_is_not_free_is_refused_where_the_device_is_needed() -> None:
     device = CudaLike(80 * GiB, others_bytes=60 * GiB)
-    with ExitStack() as cleanup, pytest.raises(BudgetError, match=r"gpu\.util=0\.25 would"):
+    with ExitStack() as cleanup, pytest.raises(BudgetError, match=r"gpu\.util=0\.25 could"):
         begin_to_open(device, Lines(), cleanup, Beside(Clock.from_now()), "gpu.util=0.5")
     assert device.opened_by is None
 

@@ -62,6 +62,12 @@ def exotic_dtype(folder: Path) -> None:
     change_config(folder, dtype="float64")
 
 
+def let_nobody_read(folder: Path) -> None:
+    (folder / WEIGHTS).unlink()
+    # What the first byte of cannot be read, whoever asks.
+    (folder / WEIGHTS).symlink_to("/proc/self/mem")
+
+
 def empty(folder: Path) -> None:
     (folder / WEIGHTS).unlink()
 
@@ -75,6 +81,7 @@ def empty(folder: Path) -> None:
         (need_code, "needs code of its own (modeling_own.py)"),
         (exotic_dtype, "has no float64"),
         (empty, "holds no safetensors files"),
+        (let_nobody_read, "cannot be read (Input/output error); let this user read it"),
     ],
 )
 def test_what_cannot_start_is_refused_before_anything_is_made(
@@ -97,6 +104,18 @@ def test_what_cannot_start_is_refused_before_anything_is_made(
     assert named in errors
     assert "Traceback" not in errors
     assert list(work.iterdir()) == []
+
+
+@pytest.mark.parametrize("loader", ["safetensors", "transformers", "fastsafetensors"])
+def test_a_loader_of_files_without_files_is_refused_before_anything_is_made(
+    loader: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([f"weights.loader={loader}", "model.load_format=dummy"]) == 2
+    assert capsys.readouterr().err == (
+        f"error: weights.loader={loader}: reads files, and model.load_format=dummy has none; give auto or dummy\n"
+    )
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_stage_that_needs_what_nobody_provides_is_refused(
@@ -141,6 +160,7 @@ def test_random_weights_need_no_weight_files(
     [
         ("https://ann:s3cret@hub.example/model", "https://***@hub.example/model"),
         ('"s3://key:a@b@host/x", "y@z"', '"s3://***@host/x", "y@z"'),
+        ("s3://key:it's@host/x", "s3://***@host/x"),
         ("token=hf_AbCdEfGhIjKlMnOpQrSt.", "token=hf_***."),
         ("https://hub.example/a@b hf_processor", "https://hub.example/a@b hf_processor"),
     ],

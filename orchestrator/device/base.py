@@ -106,6 +106,10 @@ class Device(Protocol):
         it is measured."""
 
     @property
+    def page_bytes(self) -> int:
+        """In which the allocator takes memory for a large tensor."""
+
+    @property
     def virtual_memory_refusal(self) -> str | None:
         """Why memory cannot be mapped into reserved addresses here; None if it can."""
 

@@ -32,6 +32,7 @@ class CpuDevice:
     source_reason = "resident set of this process, the interpreter and libraries before the start not counted"
     memory_slack_bytes = 64 * MiB
     library_bytes = 0
+    page_bytes = 1
 
     def __init__(self, total_bytes: int | None = None) -> None:
         self._total = total_bytes or min(psutil.virtual_memory().total, cgroup_limit() or sys.maxsize)

@@ -16,6 +16,7 @@ from orchestrator.device.cuda_lane import cuda_lane
 from orchestrator.device.nvml import NvmlReader
 from orchestrator.device.shared_cap import SharedCap
 from orchestrator.errors import ConfigError
+from orchestrator.memory.allocator import LARGE_PAGE
 from orchestrator.memory.snapshot import Snapshot, Source
 from orchestrator.memory.virtual import AddressRange, virtual_memory_refusal
 from orchestrator.units import MiB
@@ -30,6 +31,7 @@ class CudaDevice:
     supports_graphs = True
     memory_slack_bytes = 2 * MiB
     library_bytes = 128 * MiB
+    page_bytes = LARGE_PAGE
     # One a device and process, as the allocator itself is.
     _caps: ClassVar[dict[int, SharedCap]] = {}
 

@@ -28,6 +28,7 @@ class FakeDevice:
     torch_device = "cpu"
     source_reason = "arithmetic"
     memory_slack_bytes = library_bytes = 0
+    page_bytes = 1
 
     def __init__(
         self,

@@ -24,7 +24,7 @@ class NvmlReader:
         self.pids = own_pids(status)
         self._library: Any = None
         self._handle: Any = None
-        self._total = 0
+        self._total = self._last = 0
         try:
             self._library = library if library is not None else _pynvml()
             self._library.nvmlInit()
@@ -43,11 +43,13 @@ class NvmlReader:
             self._give_up(f"it does not list process {os.getpid()}, as in a container with process ids of its own")
 
     def process_bytes(self) -> int | None:
-        """What this process holds; 0 while it has no context, None where NVML does not say."""
+        """What this process holds; 0 while it has no context, None where NVML does not say. A reading that cannot be
+        true repeats the last one: a context does not come and go."""
         if not self.per_process:
             return None
         try:
-            return self._listed() or 0
+            self._last = self._listed() or self._last
+            return self._last
         except Exception as error:
             self._give_up(str(error))
             return None

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
+from weakref import finalize
 
 from orchestrator.config import GpuSpec
 from orchestrator.device.base import DeviceInfo, Graph, Lane, Reserved
 from orchestrator.errors import DeviceOutOfMemoryError, StageError
-from orchestrator.memory.allocator import Block, CachingAllocator
+from orchestrator.memory.allocator import LARGE_PAGE, Block, CachingAllocator
 from orchestrator.memory.snapshot import Snapshot
 from orchestrator.units import MiB
 
@@ -35,6 +36,7 @@ class PlanDevice:
     source_reason = "the card's constants and torch's allocator, replayed"
     memory_slack_bytes = 2 * MiB
     library_bytes = 128 * MiB
+    page_bytes = LARGE_PAGE
     virtual_memory_refusal = None
 
     def __init__(self, spec: GpuSpec, total_bytes: int | None = None) -> None:
@@ -153,7 +155,7 @@ class PlanDevice:
         self._outside += size
 
     def graph_pool(self) -> Any:
-        return object()
+        return _Pool()
 
     def capture(self, work: Callable[[], Any], pool: Any) -> Graph:
         # Work of the same kind was captured already: running this once more first would take nothing new.
@@ -165,13 +167,19 @@ class PlanDevice:
         before = self.kernels
         with self._on(_CAPTURE_STREAM, pool):
             graph = _PlanGraph(work())
-        self._charge_graph(self.kernels - before)
+        nodes = (self.kernels - before) * self.spec.graph_node_bytes
+        self._outside += nodes + (0 if self._captured else self.spec.graph_bytes)
+        self._captured = True
+        pool.graphs += 1
+        finalize(graph, self._dropped, pool, nodes).atexit = False
         return graph
 
-    def _charge_graph(self, nodes: int) -> None:
-        once = 0 if self._captured else self.spec.graph_bytes
-        self._captured = True
-        self._outside += once + nodes * self.spec.graph_node_bytes
+    def _dropped(self, pool: _Pool, nodes: int) -> None:
+        """A graph is gone: the driver has its kernels' memory for the next one, and the last one leaves the pool."""
+        self._outside -= nodes
+        pool.graphs -= 1
+        if not pool.graphs:
+            self._allocator.leave(pool)
 
     @contextmanager
     def _on(self, stream: int, pool: Any) -> Iterator[None]:
@@ -184,6 +192,12 @@ class PlanDevice:
 
     def close(self) -> None:
         return None
+
+
+class _Pool:
+    """Memory that graphs share, as many as there are."""
+
+    graphs = 0
 
 
 class _PlanGraph:

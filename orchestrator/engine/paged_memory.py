@@ -41,10 +41,11 @@ class PagedMemory:
         return self._cache or KVCache.padding_only(self._spec, self._block_size, self._device.torch_device)
 
     def bytes_for(self, num_blocks: int) -> int:
-        """What `allocate` takes in all for so many usable blocks: mapped memory comes in whole pages."""
+        """What `allocate` takes in all for so many usable blocks: memory comes in whole pages."""
         if self._keep:
             return self._reserved_cache().bytes_for(num_blocks)
-        return (num_blocks + 1) * self._spec.bytes_per_block(self._block_size)
+        size, page = (num_blocks + 1) * self._spec.bytes_per_block(self._block_size), self._device.page_bytes
+        return -(-size // page) * page
 
     def capture(self, runner: ModelRunner, encoder: EncoderCache, sizes: Sequence[int]) -> list[CapturedGraph]:
         """Capture decode graphs of these sizes in place of those there are; none where they cannot be captured."""
@@ -74,7 +75,7 @@ class PagedMemory:
             self._device.empty_cache()
             cache = KVCache.allocate(self._spec, num_blocks, self._block_size, self._device.torch_device)
         self._cache, self.pool = cache, BlockPool(num_blocks)
-        return cache.bytes
+        return self.bytes_for(num_blocks)
 
     def close(self) -> None:
         """Give everything back. May be called again."""

@@ -19,7 +19,7 @@ from orchestrator.units import MiB
 STEP = 512
 SMALL = MiB
 """The largest request that goes to the pool of small blocks."""
-_SMALL_PAGE, _LARGE_PAGE = 2 * MiB, 20 * MiB
+_SMALL_PAGE, LARGE_PAGE = 2 * MiB, 20 * MiB
 _LEAST_LARGE = 10 * MiB
 """From here on a segment of fixed size is as large as the request, in steps of 2 MiB."""
 _ROUND_LARGE = 2 * MiB
@@ -70,7 +70,7 @@ class Bin:
 
     @property
     def page(self) -> int:
-        return _SMALL_PAGE if self.small else _LARGE_PAGE
+        return _SMALL_PAGE if self.small else LARGE_PAGE
 
     def add(self, block: Block) -> None:
         if block.mapped:
@@ -102,6 +102,8 @@ class CachingAllocator:
         # As much as the allocator reserves, so that a segment never ends before the device does.
         self._range = total_bytes + total_bytes // 8
         self._bins: dict[tuple[object, int, bool], Bin] = {}
+        self._left: set[object] = set()
+        """Pools of graphs that are gone."""
         self._next_address = 0
         self.allocated_bytes = self.peak_bytes = 0
         self.reserved_bytes = self.peak_reserved_bytes = 0
@@ -141,11 +143,15 @@ class CachingAllocator:
         block.bin.add(block)
 
     def empty_cache(self) -> None:
-        """Give back to the device what no live block holds; a graph's pool keeps its memory."""
+        """Give back to the device what no live block holds; a graph's pool keeps its memory until it is left."""
         for (pool, _, _), each in self._bins.items():
-            if pool is None:
+            if pool is None or pool in self._left:
                 for block in list(each.free):
                     self._give_back(block)
+
+    def leave(self, pool: object) -> None:
+        """The graphs of a pool are gone: what it has is given back as everything else is."""
+        self._left.add(pool)
 
     def reset_peak(self) -> None:
         self.peak_bytes, self.peak_reserved_bytes = self.allocated_bytes, self.reserved_bytes
@@ -175,7 +181,7 @@ class CachingAllocator:
     def _segment_size(self, size: int) -> int:
         if size <= SMALL:
             return _SMALL_PAGE
-        return _LARGE_PAGE if size < _LEAST_LARGE else _up(size, _ROUND_LARGE)
+        return LARGE_PAGE if size < _LEAST_LARGE else _up(size, _ROUND_LARGE)
 
     def _mapped(self, found: Bin, size: int) -> Block:
         block = next((one for one in self._starts(found) if _reach(one, size)), None)
@@ -266,7 +272,7 @@ class CachingAllocator:
     def _addresses(self, size: int) -> int:
         """The beginning of a new segment: addresses grow, and never meet."""
         address = self._next_address
-        self._next_address = _up(address + size, _LARGE_PAGE) + _LARGE_PAGE
+        self._next_address = _up(address + size, LARGE_PAGE) + LARGE_PAGE
         return address
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import floor
 from typing import Literal
 
 from orchestrator.errors import BudgetError
@@ -47,7 +46,8 @@ def kv_budget(
         cudagraph=cudagraph,
         encoder_cache=encoder_cache,
     )
-    for name, value in dict(total_bytes=total_bytes, other_processes=other_processes, **charged_by).items():
+    given = dict(total_bytes=total_bytes, other_processes=other_processes, kv_bytes=kv_bytes or 0, **charged_by)
+    for name, value in given.items():
         if value < 0:
             raise ValueError(f"{name} is {value}: a size is never negative")
     if not 0 < util <= 1:
@@ -57,11 +57,26 @@ def kv_budget(
     free = max(0, total_bytes - other_processes)
     if kv_bytes is not None:
         if charged + kv_bytes > free:
-            raise _no_room(charged + kv_bytes, free, {"kv.bytes": str(free - charged)} if free > charged else {})
+            suggestions = {"kv.bytes": str(free - charged)} if free > charged else {}
+            what = f"kv.bytes={kv_bytes}: with what is charged {format_size(charged + kv_bytes)} are wanted"
+            raise BudgetError(
+                f"{what}, and {format_size(free)} are free",
+                wanted_bytes=charged + kv_bytes,
+                free_bytes=free,
+                suggestions=suggestions,
+            )
         return KVBudget(requested, kv_bytes, "kv_bytes")
     available = min(requested, free) - charged
     if available <= 0:
-        raise _no_room(charged, min(requested, free), suggest_util(total_bytes, charged, free))
+        there = f"gpu.util={util:g} allows {format_size(requested)}"
+        if free < requested:
+            there += f", of which {format_size(free)} are free"
+        raise BudgetError(
+            f"{there}, and {format_size(charged)} are charged before the KV cache",
+            wanted_bytes=charged,
+            free_bytes=min(requested, free),
+            suggestions=suggest_util(total_bytes, charged, free),
+        )
     return KVBudget(requested, available, "free" if free < requested else "util")
 
 
@@ -86,13 +101,14 @@ def refuse_if_not_free(
     wanted = requested_bytes(total_bytes, util)
     if wanted <= free_bytes:
         return
-    works = floor(free_bytes / total_bytes * 100) / 100
+    works = next((step for step in range(99, 0, -1) if requested_bytes(total_bytes, step / 100) <= free_bytes), None)
     raise BudgetError(
         f"gpu.util={util:g} asks for {format_gib(wanted)} GiB of {format_gib(total_bytes)}, "
         f"but only {format_gib(free_bytes)} GiB are free{_beside(promised or {})}",
         wanted_bytes=wanted,
         free_bytes=free_bytes,
-        suggestions={"gpu.util": f"{works:.2f}"} if works > 0 else {},
+        suggestions={"gpu.util": f"{works / 100:.2f}"} if works is not None else {},
+        certain=False,
     )
 
 
@@ -107,15 +123,6 @@ def suggest_util(total_bytes: int, charged: int, free_bytes: int) -> dict[str, s
     if step is None or requested_bytes(total_bytes, step / 100) > free_bytes:
         return {}
     return {"gpu.util": f"{step / 100:.2f}"}
-
-
-def _no_room(wanted: int, free: int, suggestions: dict[str, str]) -> BudgetError:
-    return BudgetError(
-        f"{format_gib(wanted)} GiB are wanted and {format_gib(free)} GiB are there for it",
-        wanted_bytes=wanted,
-        free_bytes=free,
-        suggestions=suggestions,
-    )
 
 
 def kv_bytes_per_token(*, num_layers: int, num_kv_heads: int, head_dim: int, dtype_bytes: int) -> int:

@@ -42,10 +42,10 @@ class Room:
     @property
     def ceiling_bytes(self) -> int:
         """What the start may hold."""
-        return self.free_bytes if self.blocks is not None else min(self.free_bytes, self._requested)
+        return self.free_bytes if self.blocks is not None else min(self.free_bytes, self.requested_bytes)
 
     @property
-    def _requested(self) -> int:
+    def requested_bytes(self) -> int:
         return requested_bytes(self.total_bytes, self.util)
 
     @property
@@ -82,15 +82,21 @@ def refuse_if_no_request_fits(room: Room, known: str, *, certain: bool = True) -
     else:
         what = f"{given} blocks of the KV cache take {format_size(room.size_of(given))}, and {most} fit"
     if wanted > room.ceiling_bytes:
-        there = f"there are {format_size(room.ceiling_bytes)}"
-        what += f": with {known} {format_size(wanted)} are wanted, and {there}"
+        what += f": with {known} {format_size(wanted)} are wanted, and {_there(room)}"
+    works = _suggestions(room, given)
     raise BudgetError(
-        what,
+        what if works else f"{what}; no setting of the budget makes it fit",
         wanted_bytes=wanted,
         free_bytes=room.ceiling_bytes,
-        suggestions=_suggestions(room, given),
+        suggestions=works,
         certain=certain,
     )
+
+
+def _there(room: Room) -> str:
+    size = format_size(room.ceiling_bytes)
+    by_share = room.blocks is None and room.requested_bytes <= room.free_bytes
+    return f"gpu.util={room.util:g} allows {size}" if by_share else f"there are {size}"
 
 
 def _suggestions(room: Room, given: int) -> dict[str, str]:

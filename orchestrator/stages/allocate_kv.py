@@ -25,7 +25,7 @@ class AllocateKV(Stage[AllocateKVConfig]):
     Config = AllocateKVConfig
     requires = (ENGINE, PROFILE)
     provides = (KV_CACHE,)
-    memory_knobs = ("a smaller gpu.util", "a smaller kv.bytes")
+    memory_knobs = ("a smaller KV cache by a size in kv.bytes",)
 
     def required(self, config: RootConfig) -> tuple[Key[Any], ...]:
         """A size that was given needs no profile."""
@@ -41,6 +41,8 @@ class AllocateKV(Stage[AllocateKVConfig]):
         refuse_before_allocating(ctx, engine)
         budget = _budget(ctx, None if wanted is None else engine.kv_bytes(wanted))
         blocks, limited_by = (wanted, str(budget.limited_by)) if wanted is not None else _auto(ctx, engine, budget)
+        # What libraries take is measured by now: what was kept for them beyond it is the cache's.
+        _cap(ctx)
         taken = engine.allocate_kv(blocks)
         ctx.device.synchronize()
         ctx.ledger.charge("kv_cache", taken)

@@ -24,6 +24,7 @@ class DummyData(Stage[DummyDataConfig]):
     Config = DummyDataConfig
     requires = (ENGINE,)
     provides = (DUMMY,)
+    memory_knobs = ("smaller images (mm.image.max_size, mm.processor_kwargs) or mm.limit_per_prompt.image=0",)
 
     def __init__(self, config: DummyDataConfig) -> None:
         super().__init__(config)

@@ -38,11 +38,12 @@ class GraphCapture(Stage[GraphCaptureConfig]):
         if not captured:
             raise Skipped("the attention backend cannot be captured: every step runs eagerly")
         ctx.device.empty_cache()
-        readings = [before, ctx.device.snapshot().ours_bytes]
-        taken = cudagraph_bytes(readings)
-        if readings[-1] < before:
-            ctx.events.warning(f"memory fell by {format_size(before - readings[-1])} during capture: charged 0")
+        reading = ctx.device.snapshot()
+        taken = cudagraph_bytes([before, reading.ours_bytes])
+        if reading.ours_bytes < before:
+            ctx.events.warning(f"memory fell by {format_size(before - reading.ours_bytes)} during capture: charged 0")
         ctx.ledger.charge("cudagraph", taken)
+        ctx.ledger.read_at_rest(reading)
         _note_mode(ctx, engine)
         ctx.metrics.update(graphs=[vars(graph) for graph in captured], bytes=taken)
         ctx.state.put(GRAPHS, Graphs(captured))

@@ -89,3 +89,4 @@ def _charge_non_torch(ctx: Context) -> None:
     reading = ctx.device.snapshot()
     ctx.ledger.charge("non_torch", max(0, ctx.ledger.non_torch_in(reading) - ctx.ledger.accounts["context"]))
     ctx.ledger.charge("fragmentation", ctx.ledger.fragmentation_in(reading))
+    ctx.ledger.read_at_rest(reading)

@@ -11,6 +11,7 @@ from orchestrator.engine.base import Engine, Foresees
 from orchestrator.memory.budget import blocks_needed
 from orchestrator.memory.fit import Room, refuse_if_no_request_fits
 from orchestrator.stage import Context
+from orchestrator.startup_plan import STARTUP_PLAN
 from orchestrator.units import format_size
 
 _TIGHT = 0.5
@@ -27,7 +28,7 @@ def refuse_before_loading(ctx: Context, engine: Engine, weights: int) -> None:
     """
     if any(stage.get("use") == "allocate_kv" for stage in ctx.config.stages.values()):
         held = ctx.ledger.non_torch_in(ctx.device.snapshot())
-        room = _room(ctx, engine, held + weights, _unpaged(ctx, engine))
+        room = _room(ctx, engine, held + weights, _unpaged(ctx, engine, kept_free=_library_bytes(ctx)))
         known = f"weights of {format_size(weights)}"
         refuse_if_no_request_fits(room, known, certain=False)
         left = room.ceiling_bytes - room.charged_bytes - room.size_of(room.least_blocks)
@@ -104,13 +105,30 @@ def _room(ctx: Context, engine: Engine, charged: int, size_of: Callable[[int], i
     )
 
 
-def _unpaged(ctx: Context, engine: Engine) -> Callable[[int], int]:
-    """Bytes of usable blocks and the padding block, before it is known in which pages memory comes."""
+def _unpaged(ctx: Context, engine: Engine, kept_free: int = 0) -> Callable[[int], int]:
+    """Bytes of usable blocks and the padding block, before it is known in which pages memory comes.
+
+    Args:
+        kept_free: what weights and activations may not take either, while there is no KV cache.
+    """
     bytes_per_block = engine.kv_spec.bytes_per_block(ctx.config.kv.block_size)
-    return lambda blocks: (blocks + 1) * bytes_per_block
+    return lambda blocks: max(kept_free, (blocks + 1) * bytes_per_block)
+
+
+def _library_bytes(ctx: Context) -> int:
+    """What the allocator's cap keeps for libraries until they are loaded; without a share to keep there is no cap."""
+    return ctx.device.library_bytes if ctx.config.kv.bytes == "auto" else 0
 
 
 def _measured(ctx: Context) -> str:
     peak = format_size(ctx.ledger.accounts["peak_activation"])
     by = f" set by {ctx.state.get(PROFILE).set_by}" if ctx.state.has(PROFILE) else ""
-    return f"{format_size(held_bytes(ctx))} held and a peak of {peak}{by}"
+    return f"{format_size(held_bytes(ctx))} held and a peak of {peak}{by}{_origin(ctx)}"
+
+
+def _origin(ctx: Context) -> str:
+    """Of a peak that this start has not measured."""
+    plan = ctx.state.get(STARTUP_PLAN) if ctx.state.has(STARTUP_PLAN) else None
+    if plan is None or plan.learned is None or plan.checked:
+        return ""
+    return f" ({plan.origin}; startup_plan=refresh measures it)"

@@ -45,6 +45,7 @@ class Verify(Stage[VerifyConfig]):
     Config = VerifyConfig
     requires = (ENGINE, KV_CACHE)
     provides = (VERIFIED,)
+    memory_knobs = ("a smaller KV cache by a size in kv.bytes",)
 
     def check(self, config: RootConfig, resolve: Resolver) -> None:
         photo_files(self.config.images)
