@@ -12,6 +12,8 @@ from orchestrator.records import RunRecord
 
 LEFT_OUT = ("workspaces of convolutions", "temporary memory inside scans and reductions", "rounding of graphs")
 """What no plan counts: small beside the rest, and within its bound."""
+_WEIGHTS = ("*.safetensors", "*.gguf", "*.bin", "*.pt", "*.pth")
+"""Of a model's folder, those that no start reads too: a plan of it is refused as the start would be."""
 
 
 def config_of_plan(config: Config) -> Config:
@@ -22,7 +24,7 @@ def config_of_plan(config: Config) -> Config:
     """
     card_of(config)
     path = config.model.path
-    files = path is not None and any(Path(path).expanduser().glob("*.safetensors"))
+    files = path is not None and any(any(Path(path).expanduser().glob(pattern)) for pattern in _WEIGHTS)
     if files or (path is None and config.model.load_format == "auto"):
         return config
     return config.model_copy(update={"model": config.model.model_copy(update={"load_format": "dummy"})})

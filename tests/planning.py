@@ -36,6 +36,12 @@ def peaks_of(config: Config) -> dict[str, int]:
     }
 
 
+def _wanted_blocks(config: Config, longest: int) -> int | None:
+    if config.kv.bytes == "need":
+        return config.scheduler.max_num_seqs * -(-longest // config.kv.block_size)
+    return None if config.kv.bytes == "auto" else int(config.kv.bytes) // BLOCK_BYTES
+
+
 def record_of(config: Config, weights: int) -> RunRecord:
     """What a start comes to; a failed one where a sequence of the greatest length does not fit."""
     spec, scheduler = config.gpu.spec, config.scheduler
@@ -50,8 +56,10 @@ def record_of(config: Config, weights: int) -> RunRecord:
         "peak_activation": max(peaks.values()),
     }
     requested = min(round(total * config.gpu.util), total - spec.driver_bytes)
-    left = requested - sum(accounts.values())
-    blocks = max(0, left // (2 * MiB) * 2 * MiB // BLOCK_BYTES - 1)
+    wanted = _wanted_blocks(config, scheduler.max_model_len)
+    left = (requested if wanted is None else total - spec.driver_bytes) - sum(accounts.values())
+    most = max(0, left // (2 * MiB) * 2 * MiB // BLOCK_BYTES - 1)
+    blocks = most if wanted is None else wanted if wanted <= most else 0
     record = RunRecord(run_id="plan", started_at="", status="ok")
     record.stages = [
         StageRecord(slot="dummy_data", use="dummy_data", origin="built-in"),

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import orchestrator
 from orchestrator.compose import compose
-from orchestrator.config import Config, GpuSpec
-from orchestrator.device.base import Device
+from orchestrator.config import Config, GpuSpec, engine_name
+from orchestrator.device.base import Device, Graph
 from orchestrator.device.fake import FakeDevice
 from orchestrator.device.plan import PlanDevice
 from orchestrator.engine.planning.engine import PlannedEngine
@@ -22,14 +24,16 @@ from orchestrator.engine.planning.results import PlanError
 from orchestrator.engine.planning.shapes import Shapes
 from orchestrator.engine.planning.tape import Tape
 from orchestrator.engine.transformers import TransformersEngine
-from orchestrator.errors import ConfigError, DeviceOutOfMemoryError, StageError
+from orchestrator.errors import CheckpointError, ConfigError, DeviceOutOfMemoryError, StageError
 from orchestrator.events import SilentEvents
 from orchestrator.planned import config_of_plan
 from orchestrator.planning import plan
 from orchestrator.records import RunRecord
 from orchestrator.registry import Registry
+from orchestrator.tensorfile import SINGLE_NAME
 from orchestrator.units import GiB, MiB
 from tests.tiny_families import FAMILIES, Family
+from tests.tiny_models import text_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 NEED_PIXELS = {"smolvlm", "idefics3"}
@@ -48,6 +52,12 @@ def spec_of(*overrides: str) -> GpuSpec:
 
 def metrics(record: RunRecord, use: str) -> dict[str, Any]:
     return next(stage.metrics for stage in record.stages if stage.use == use)
+
+
+def refusal(overrides: Sequence[str]) -> str:
+    record = plan(overrides)
+    assert record.error is not None
+    return record.error.message
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +91,24 @@ def test_a_plan_is_whole(embedded: RunRecord) -> None:
     assert embedded.kv_cache.num_gpu_blocks == 2048
 
 
+@pytest.mark.parametrize(
+    ("mode", "util", "library_bytes"),
+    [("none", 0.37, 148 * MiB), ("none", 0.9, MiB), ("estimate", 0.83, 148 * MiB), ("keep", 0.9, MiB)],
+)
+def test_what_a_start_holds_and_its_peak_are_under_the_ceiling(mode: str, util: float, library_bytes: int) -> None:
+    card = ("gpu=h200", f"gpu.spec.library_bytes={library_bytes}", "gpu.total_bytes=8GiB", f"gpu.util={util}")
+    short = ("scheduler.max_num_seqs=1", "scheduler.max_num_batched_tokens=16", "mm.limit_per_prompt.image=0")
+    record = plan([*card, *short, "kv.bytes=auto", f"graphs.mode={mode}"])
+    assert record.error is None, record.error
+    ledger = record.ledger
+    assert ledger is not None
+    assert (
+        ledger.held_bytes == sum(ledger.accounts.values()) - ledger.accounts["peak_activation"] + ledger.residual_bytes
+    )
+    assert 0 <= ledger.unused_bytes < 32 * MiB
+    assert abs(ledger.residual_bytes) < 32 * MiB
+
+
 def test_nothing_touches_a_gpu(embedded: RunRecord) -> None:
     assert embedded.status == "ok"
     assert not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
@@ -104,9 +132,32 @@ def test_only_plans_are_planned() -> None:
 
 
 def test_another_engine_cannot_be_planned() -> None:
-    record = plan(["gpu=h200", "engine.name=vllm"])
-    assert record.error is not None
-    assert "engine.name=vllm" in record.error.message
+    with pytest.raises(ConfigError, match=r"engine\.name=vllm: device=plan knows the engine transformers alone"):
+        plan(["gpu=h200", "engine.name=vllm"])
+
+
+def test_a_plans_engine_starts_nothing() -> None:
+    with pytest.raises(ConfigError, match=r"engine\.name=plan: .* transformers works here"):
+        engine_name(compose(["device=cpu", "engine.name=plan"]).config)
+
+
+def test_a_folder_that_no_start_loads_is_not_planned_either(tmp_path: Path) -> None:
+    folder = text_folder(tmp_path / "model")
+    given = ["gpu=h200", "model=auto", f"model.path={folder}", "scheduler.max_num_batched_tokens=64"]
+    whole = plan(given)
+    assert whole.status == "ok", whole.error
+    tensors = load_file(folder / SINGLE_NAME)
+    name = "model.layers.1.mlp.down_proj.weight"
+    save_file({**tensors, name: tensors[name][:8].clone()}, folder / SINGLE_NAME)
+    assert f"the tensor '{name}' has the shape [8, 128]" in refusal(given)
+    save_file({key: tensor for key, tensor in tensors.items() if key != name}, folder / SINGLE_NAME)
+    assert f"1 of the model's tensors are not in it: {name}" in refusal(given)
+    (folder / SINGLE_NAME).rename(folder / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match="holds its weights only as pickles"):
+        plan(given)
+    # Without weights of any kind the configuration says enough.
+    (folder / "pytorch_model.bin").unlink()
+    assert plan(given).ledger == whole.ledger
 
 
 def test_what_does_not_fit_is_refused_with_what_would() -> None:
@@ -198,6 +249,21 @@ def test_what_only_a_device_knows_is_named(running: tuple[PlanDevice, Shapes]) -
         Router()(torch.zeros(4, 4, device="meta"))
 
 
+def test_what_torch_has_no_shapes_for_is_named(running: tuple[PlanDevice, Shapes]) -> None:
+    _, shapes = running
+
+    class Experts(torch.nn.Module):
+        def forward(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            ends = torch.tensor([4, 8], dtype=torch.int32, device="meta")
+            return torch.nn.functional.grouped_mm(rows, weight, offs=ends)
+
+    experts, rows, weight = Experts(), torch.zeros(8, 16, device="meta"), torch.zeros(2, 16, 16, device="meta")
+    with shapes.running(), torch.inference_mode():
+        assert experts(rows.bfloat16(), weight.bfloat16()).shape == (8, 16)
+        with pytest.raises(PlanError, match=r"_grouped_mm\.default in Experts cannot be planned: "):
+            experts(rows.double(), weight.double())
+
+
 def test_a_product_keeps_a_workspace_for_each_stream(running: tuple[PlanDevice, Shapes]) -> None:
     device, shapes = running
     workspace = device.spec.workspace_bytes
@@ -213,6 +279,27 @@ def test_a_product_keeps_a_workspace_for_each_stream(running: tuple[PlanDevice, 
         device.capture(work, device.graph_pool())
         device.capture(work, device.graph_pool())
         assert device.snapshot().allocated_bytes == 2 * workspace
+
+
+def test_graphs_that_are_dropped_give_their_memory_back(running: tuple[PlanDevice, Shapes]) -> None:
+    device, shapes = running
+
+    def work() -> torch.Tensor:
+        return torch.zeros(1024, 1024, device="meta") + 1
+
+    def captured() -> list[Graph]:
+        pool = device.graph_pool()
+        return [device.capture(work, pool) for _ in range(3)]
+
+    with shapes.running(), torch.inference_mode():
+        captured()
+        device.empty_cache()
+        before = device.snapshot().ours_bytes
+        graphs = captured()
+        assert device.snapshot().ours_bytes > before
+        del graphs
+        device.empty_cache()
+        assert device.snapshot().ours_bytes == before
 
 
 def test_attention_takes_what_its_kernel_does(running: tuple[PlanDevice, Shapes]) -> None:

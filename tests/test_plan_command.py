@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from orchestrator.plan.__main__ import main
 from orchestrator.planning import plan
+from tests.original_folders import qwen2_pair
 from tests.starts import environment
 from tests.test_readme import Command, of_module
 
@@ -58,6 +60,12 @@ def test_solve_and_its_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 0 and "the model has positions for 32,768 tokens" in text
 
 
+def test_a_checkpoint_in_its_authors_layout(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    given = ("gpu=l4", "model=auto", f"model.path={qwen2_pair(tmp_path / 'model').original}", "kv.bytes=need")
+    exported = shown(capsys, "export", "vllm", *given, "scheduler.max_model_len=128")
+    assert exported["command"][exported["command"].index("--max-model-len") + 1] == "128"
+
+
 def test_export_is_a_command(capsys: pytest.CaptureFixture[str]) -> None:
     out = shown(capsys, "export", "vllm", "gpu=l4", "model=opt_125m", "scheduler.max_num_batched_tokens=512")
     assert out["command"][:3] == ["vllm", "serve", "facebook/opt-125m"]
@@ -70,10 +78,12 @@ def test_export_is_a_command(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["solve", "images", "gpu=l4", "model=opt_125m"], "this model takes no images"),
         (["solve", "gpu.util", "gpu=l4", "model=tiny_internvl"], "with a size in kv.bytes no gpu.util is consulted"),
+        (["solve", "images", "gpu=l4", *TINY, "scheduler.max_model_len=320"], "the costliest is 320 tokens; give 321"),
         (["export", "vllm", "gpu=l4", "model=tiny_internvl"], "model.name=tiny_internvl: this model is made by"),
         (["export", "vllm", "model=opt_125m"], "gpu: is required; give one of a100_40g, "),
         (["fit", "--gpus", "l40,l4", "model=opt_125m"], "gpu=l40: there is no card of that name; did you mean l4"),
         (["fit", "--gpus", "l4", "modl=opt_125m"], "modl=opt_125m: there is no such key; did you mean model?"),
+        (["fit", "gpu=l4,h200", "model=opt_125m"], "gpu=l4,h200: is several values, and a plan is of one; `fit`"),
         (["fit", "gpu=l4", "pipeline=profile_only"], "the pipeline allocates no KV cache"),
         (["fit", "gpu=l4", "scheduler.max_model_len=99999"], "the model has positions for 32768 tokens"),
     ],

@@ -29,11 +29,11 @@ FOOTPRINT = Footprint(
 VOCABULARY = 92553
 
 
-def ask(*overrides: str, text_only: bool = False, util: float = 0.9) -> Ask:
+def ask(*overrides: str, text_only: bool = False, util: float = 0.9, dtype: str = "bfloat16") -> Ask:
     config = compose(["device=plan", "gpu=h100_80g", "model=internvl2_5_8b", *overrides]).config
     footprint = replace(FOOTPRINT, media_tokens={}) if text_only else FOOTPRINT
     sizes = () if config.graphs.mode == "none" else (256, 8, 1)
-    return Ask(config, footprint, footprint.at(util), "org/model", sizes, VOCABULARY, not text_only)
+    return Ask(config, footprint, footprint.at(util), "org/model", dtype, sizes, VOCABULARY, not text_only)
 
 
 def flag(exported: Exported, name: str) -> str:
@@ -97,6 +97,13 @@ def test_lmdeploy_gets_as_many_blocks_but_for_its_rounding() -> None:
     assert any("mm.limit_per_prompt" in line for line in out.cannot)
 
 
+def test_a_type_of_32_bits_is_named_where_there_is_one() -> None:
+    wanted = ask("model.dtype=auto", dtype="float32")
+    assert [flag(engine(wanted), "--dtype") for engine in (vllm, sglang)] == ["float32", "float32"]
+    out = lmdeploy(wanted)
+    assert "--dtype" not in out.command and any(line.startswith("model.dtype=float32") for line in out.cannot)
+
+
 def test_lmdeploy_says_where_its_formula_leaves_too_little() -> None:
     out = lmdeploy(ask("scheduler.max_num_batched_tokens=262144"))
     assert "--cache-max-entry-count" not in out.command
@@ -112,8 +119,9 @@ def test_a_text_model_has_no_flags_of_media(engine: Any) -> None:
 
 @pytest.mark.parametrize("engine", [vllm, sglang, lmdeploy])
 def test_what_a_model_is_named_by_goes_along(engine: Any) -> None:
-    out = engine(ask("model.revision=main", "model.trust_remote_code=true", "kv.dtype=float32"))
-    assert flag(out, "--revision") == "main" and "--trust-remote-code" in out.command
+    out = engine(ask("model.revision=main", "model.dtype=auto", "kv.dtype=float32"))
+    assert flag(out, "--revision") == "main"
     assert flag(out, "--dtype") == "bfloat16"
+    assert "--trust-remote-code" in out.means[0] and "--trust-remote-code" not in out.command
     assert any(line.startswith("kv.dtype=float32") for line in out.cannot)
     assert out.means and all(line.startswith("--") for line in out.means)

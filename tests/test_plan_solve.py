@@ -56,7 +56,7 @@ def test_the_longest_sequence(weights_gib: float) -> None:
 
 def test_no_length_fits() -> None:
     found, _ = planner(weights_gib=19.5)
-    with pytest.raises(UserError, match=r"no scheduler\.max_model_len fits on gpu=l4 at gpu\.util=0\.9"):
+    with pytest.raises(UserError, match=r"no scheduler\.max_model_len fits on gpu=l4 at gpu\.util=0\.9: .* would work"):
         Solver(found, "l4").solve("max_model_len")
 
 
@@ -64,6 +64,7 @@ def test_the_models_own_limit_binds_where_memory_does_not() -> None:
     found, _ = planner()
     solution = Solver(found, "h200").solve("max_model_len")
     assert (solution.value, solution.binds) == ("32768", "the model has positions for 32,768 tokens")
+    assert solution.checks == {"32768": True}
     # The setting is given once, in the place of the one that was.
     assert solution.command.count("max_model_len") == 1
 
@@ -80,6 +81,33 @@ def test_the_most_sequences_at_once() -> None:
     assert holds(count) and not holds(count + 1)
     assert solution.checks == {str(count): True, str(count + 1): False}
     assert len(plan.asked) <= 10
+
+
+@pytest.mark.parametrize(("asked", "more"), [("max_num_seqs", ()), ("max_model_len", ("scheduler.max_num_seqs=3",))])
+def test_what_the_limits_need_may_pass_the_share_and_fill_the_card(asked: str, more: tuple[str, ...]) -> None:
+    found, plan = planner("kv.bytes=need", "gpu.util=0.3", *more, weights_gib=18)
+    solution = Solver(found, "l4").solve(asked)
+    number = int(solution.value)
+    assert solution.checks == {str(number): True, str(number + 1): False}
+    given = ("kv.bytes=need", "gpu.util=0.3", *more)
+    assert [starts(18, *given, f"{solution.setting}={each}") for each in (number, number + 1)] == [True, False]
+    assert "of 22.02 GiB" in solution.binds and len(plan.asked) <= 10
+
+
+def test_what_the_limits_need_is_held_against_the_card_that_was_asked_about() -> None:
+    found, _ = planner("kv.bytes=need", "scheduler.max_num_seqs=20000")
+    (line,) = lines(found, ["h200"], [])
+    assert "2560000 blocks of the KV cache" in line.fit.refusal and "there are 139.79 GiB" in line.fit.refusal
+    assert line.fit.suggestions.keys() >= {"scheduler.max_num_seqs", "kv.bytes"}
+
+
+def test_a_size_of_the_cache_is_what_binds() -> None:
+    found, _ = planner("kv.bytes=24MiB")
+    solution = Solver(found, "l4").solve("max_model_len")
+    assert (solution.value, solution.binds) == ("768", "kv.bytes=25165824 holds 768 tokens")
+    found, _ = planner("kv.bytes=24MiB", "scheduler.max_model_len=256")
+    solution = Solver(found, "l4").solve("max_num_seqs")
+    assert solution.checks == {"3": True, "4": False}
 
 
 def test_the_most_images_end_with_the_sequence_or_with_memory() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from orchestrator.compose import compose, read_all
 from orchestrator.compose.folders import ConfigFolders
+from orchestrator.compose.spelling import Given
 from orchestrator.config import Config, GpuSpec
 from orchestrator.errors import ConfigError, near_miss
 from orchestrator.registry import Registry
@@ -20,15 +21,26 @@ def without_card(overrides: Sequence[str]) -> tuple[list[str], str | None]:
     """The overrides that choose neither a device nor a card, and the card that was chosen.
 
     Raises:
-        ConfigError: an override that cannot be read.
+        ConfigError: an override that cannot be read, or one with several values.
     """
     card, rest = None, []
-    for text, given in zip(overrides, read_all(overrides), strict=True):
+    for text, given in zip(overrides, _read(overrides), strict=True):
         if given.key == "gpu" and given.prefix != "~":
             card = given.value
         elif given.key != "device" and not given.key.startswith("device."):
             rest.append(text)
     return rest, card
+
+
+def _read(overrides: Sequence[str]) -> list[Given]:
+    try:
+        return read_all(overrides)
+    except ConfigError:
+        for given in read_all(overrides, multirun=True):
+            if given.sweep:
+                several = "is several values, and a plan is of one; `fit` compares them with --gpus and --utils"
+                raise ConfigError.of(given.head, several, given.value) from None
+        raise
 
 
 def chosen_card(card: str | None, known: Sequence[str]) -> str:

@@ -29,25 +29,35 @@ def vocabulary(config: Config, registry: Registry) -> int | None:
     return _number(config, registry, "vocab_size")
 
 
+def element_type(config: Config, registry: Registry) -> str:
+    """The type of the weights, also where `model.dtype` leaves it to the checkpoint.
+
+    Raises:
+        UserError: there is no such model.
+    """
+    return str(_read(config, registry).dtype_name)
+
+
 def takes_media(config: Config, registry: Registry) -> bool:
     """Whether the model has an encoder besides its language model.
 
     Raises:
         UserError: there is no such model.
     """
-    whole = _read(config, registry)
+    whole = _read(config, registry).config
     return whole.get_text_config() is not whole
 
 
 def _number(config: Config, registry: Registry, name: str) -> int | None:
-    value: Any = getattr(_read(config, registry).get_text_config(), name, None)
+    value: Any = getattr(_read(config, registry).config.get_text_config(), name, None)
     return None if value is None else int(value)
 
 
 def _read(config: Config, registry: Registry) -> Any:
     from orchestrator.engine.build import describe
+    from orchestrator.engine.originals.native import natively
 
     model = config_of_plan(config).model
     cache_dir = Path(config.cache.dir).expanduser()
     found = locate(model, make=lambda name: registry.resolve("models", name)(), cache_dir=cache_dir)
-    return describe(found, config).config
+    return describe(natively(found, cache_dir) if found.is_original else found, config)

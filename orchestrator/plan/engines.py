@@ -7,13 +7,15 @@ worker, SGLang's pool configurator, LMDeploy's executor), versions 0.33, 0.5 and
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, floor
 from typing import Any
 
 from orchestrator.config import Config
 from orchestrator.plan.footprint import Fit, Footprint
+
+_DTYPES = ("float16", "bfloat16", "float32")
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,7 @@ class Ask:
 
     Attributes:
         model: folder or hub id.
+        dtype: of the weights. Left to themselves the engines make float16 of float32.
         sizes: batch sizes whose decode steps are captured; empty for none.
         vocabulary: rows of the output layer; None where the model does not say.
         takes_media: whether it does at all, whatever the limits say.
@@ -31,6 +34,7 @@ class Ask:
     footprint: Footprint
     fit: Fit
     model: str
+    dtype: str
     sizes: tuple[int, ...]
     vocabulary: int | None = None
     takes_media: bool = True
@@ -60,7 +64,7 @@ class Exported:
 
 def vllm(ask: Ask) -> Exported:
     config, footprint, out = ask.config, ask.footprint, Exported(["vllm", "serve", ask.model])
-    _shared(out, ask, revision="--revision", load_format="--load-format")
+    _shared(out, ask)
     out.add("--max-model-len", ask.fit.max_model_len)
     out.add("--max-num-seqs", config.scheduler.max_num_seqs)
     out.add("--max-num-batched-tokens", config.scheduler.max_num_batched_tokens)
@@ -96,7 +100,7 @@ def vllm(ask: Ask) -> Exported:
 def sglang(ask: Ask) -> Exported:
     config, footprint = ask.config, ask.footprint
     out = Exported(["python", "-m", "sglang.launch_server", "--model-path", ask.model])
-    _shared(out, ask, revision="--revision", load_format="--load-format")
+    _shared(out, ask)
     out.add("--context-length", ask.fit.max_model_len)
     out.add("--max-running-requests", config.scheduler.max_num_seqs)
     out.add("--chunked-prefill-size", config.scheduler.max_num_batched_tokens)
@@ -128,7 +132,7 @@ def sglang(ask: Ask) -> Exported:
 def lmdeploy(ask: Ask) -> Exported:
     config, footprint = ask.config, ask.footprint
     out = Exported(["lmdeploy", "serve", "api_server", ask.model, "--backend", "pytorch"])
-    _shared(out, ask, revision="--revision", load_format=None)
+    _shared(out, ask, load_format=False, dtypes=_DTYPES[:2])
     out.add("--session-len", ask.fit.max_model_len)
     out.add("--max-batch-size", config.scheduler.max_num_seqs)
     out.add("--max-prefill-token-num", config.scheduler.max_num_batched_tokens)
@@ -154,6 +158,8 @@ def lmdeploy(ask: Ask) -> Exported:
     ]
     if config.model.load_format == "dummy":
         out.cannot += ["model.load_format=dummy: it needs the weights"]
+    if ask.dtype == "float32":
+        out.cannot += ["model.dtype=float32: it has types of 16 bits alone, so weights and blocks take half there"]
     out.cannot += ["gpu.util as a ceiling: steps are reserved for by that formula and not measured"]
     if ask.takes_media:
         out.cannot += ["mm.limit_per_prompt, mm.processor_kwargs and encoder.*: images come as requests bring them"]
@@ -163,17 +169,17 @@ def lmdeploy(ask: Ask) -> Exported:
 ENGINES: Mapping[str, Callable[[Ask], Exported]] = {"vllm": vllm, "sglang": sglang, "lmdeploy": lmdeploy}
 
 
-def _shared(out: Exported, ask: Ask, *, revision: str, load_format: str | None) -> None:
+def _shared(out: Exported, ask: Ask, *, load_format: bool = True, dtypes: Sequence[str] = _DTYPES) -> None:
     model = ask.config.model
-    if model.dtype != "auto":
-        out.add("--dtype", model.dtype)
+    if ask.dtype in dtypes:
+        out.add("--dtype", ask.dtype)
     if model.revision is not None:
-        out.add(revision, model.revision)
-    if model.load_format == "dummy" and load_format is not None:
-        out.add(load_format, "dummy")
-    if model.trust_remote_code:
-        out.add("--trust-remote-code")
-    if ask.config.kv.dtype not in ("auto", model.dtype):
+        out.add("--revision", model.revision)
+    if model.load_format == "dummy" and load_format:
+        out.add("--load-format", "dummy")
+    # Whether it is needed is known to whoever has the checkpoint; here no code of one is run.
+    out.means.append("--trust-remote-code is to be added where a checkpoint comes with code, as InternVL's own does")
+    if ask.config.kv.dtype not in ("auto", ask.dtype):
         out.cannot.append(f"kv.dtype={ask.config.kv.dtype}: its KV cache has the model's type, or one of 8 bits")
 
 

@@ -6,7 +6,7 @@ import shlex
 from typing import Any
 
 from orchestrator.errors import ConfigError, UserError
-from orchestrator.plan.described import takes_media, vocabulary
+from orchestrator.plan.described import element_type, takes_media, vocabulary
 from orchestrator.plan.engines import ENGINES, Ask, Exported
 from orchestrator.plan.planner import Planner
 from orchestrator.stages.graph_capture import capture_sizes
@@ -21,8 +21,7 @@ def export(planner: Planner, card: str, engine: str) -> Exported:
     config, planned = planner.config(card), planner.planned(card)
     fit = planned.footprint.at(planned.util)
     if not fit.fits:
-        works = " or ".join(f"{name}={value}" for name, value in fit.suggestions.items())
-        raise UserError(f"this does not fit on gpu={card}: {fit.refusal}" + (f"; {works} would work" if works else ""))
+        raise UserError(f"this does not fit on gpu={card}: {fit.refusal}; {fit.advice}")
     model = config.model.path
     if model is None:
         raise ConfigError.of(
@@ -30,8 +29,9 @@ def export(planner: Planner, card: str, engine: str) -> Exported:
         )
     sizes = config.graphs.sizes if isinstance(config.graphs.sizes, str) else list(config.graphs.sizes)
     captured = [] if config.graphs.mode == "none" else capture_sizes(sizes, config.scheduler.max_num_seqs)
-    rows, media = vocabulary(config, planner.registry), takes_media(config, planner.registry)
-    return ENGINES[engine](Ask(config, planned.footprint, fit, model, tuple(captured), rows, media))
+    registry = planner.registry
+    dtype, rows, media = element_type(config, registry), vocabulary(config, registry), takes_media(config, registry)
+    return ENGINES[engine](Ask(config, planned.footprint, fit, model, dtype, tuple(captured), rows, media))
 
 
 def as_text(exported: Exported) -> str:

@@ -94,8 +94,7 @@ def _row(line: Line) -> Row:
 def _note(fit: Fit) -> str:
     if fit.fits:
         return "" if fit.limited_by == "util" else f"limited by {fit.limited_by}"
-    works = " or ".join(f"{name}={value}" for name, value in fit.suggestions.items())
-    return f"{works} would work" if works else "no setting of the budget makes it fit"
+    return fit.advice
 
 
 def _gib(size: int) -> str:

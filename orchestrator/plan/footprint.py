@@ -9,8 +9,9 @@ from typing import Any
 
 from orchestrator.config import Config, GpuSpec
 from orchestrator.errors import BudgetError
+from orchestrator.memory.allocator import LARGE_PAGE
 from orchestrator.memory.budget import blocks_needed, refuse_if_not_free
-from orchestrator.memory.fit import Room, most_blocks, refuse_if_no_request_fits
+from orchestrator.memory.fit import Room, refuse_if_no_request_fits
 from orchestrator.memory.ledger import HELD
 from orchestrator.records import RunRecord
 from orchestrator.units import MiB, format_size
@@ -52,6 +53,12 @@ class Fit:
     def max_concurrency(self) -> float:
         """Sequences of the greatest length that the KV cache holds at once."""
         return self.tokens / self.max_model_len
+
+    @property
+    def advice(self) -> str:
+        """What would make a start fit that is refused."""
+        works = " or ".join(f"{name}={value}" for name, value in self.suggestions.items())
+        return f"{works} would work" if works else "no setting of the budget makes it fit"
 
 
 @dataclass(frozen=True)
@@ -130,10 +137,15 @@ class Footprint:
         """Usable blocks that hold so many sequences of the greatest length."""
         return blocks_needed(num_seqs=sequences, max_model_len=self.max_model_len, block_size=self.block_size)
 
+    def ceiling_bytes(self, util: float) -> int:
+        """What a start may hold; a size in `kv.bytes` knows no share."""
+        return self._room(util).ceiling_bytes
+
     def most_blocks(self, util: float) -> int:
-        """Usable blocks that there is room for, whatever was asked for."""
-        ceiling = replace(self, wanted_blocks=None)._room(util).ceiling_bytes
-        return most_blocks(ceiling - self.held_bytes - self.peak_bytes, self.bytes_per_block, self.kv_bytes)
+        """Usable blocks that there is room for, and no more than a size in `kv.bytes` holds."""
+        most = self._room(util).most_blocks
+        is_sized = self.wanted_blocks is not None and self.most_seqs is None
+        return min(self.wanted_blocks or 0, most) if is_sized else most
 
     def _fit(self, util: float, blocks: int, refusal: str = "", works: Mapping[str, str] | None = None) -> Fit:
         return Fit(
@@ -190,7 +202,7 @@ def footprint_of(record: RunRecord, config: Config) -> Footprint:
         peaks=profile.get("peaks_bytes", {}),
         bytes_per_block=kv.bytes_per_block,
         block_size=kv.block_size,
-        page_bytes=_PAGE if config.graphs.mode == "keep" else 1,
+        page_bytes=_PAGE if config.graphs.mode == "keep" else LARGE_PAGE,
         max_model_len=longest,
         max_num_seqs=config.scheduler.max_num_seqs,
         wanted_blocks=None if config.kv.bytes == "auto" else kv.num_gpu_blocks,

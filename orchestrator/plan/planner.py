@@ -17,8 +17,9 @@ from orchestrator.registry import Registry
 Plan = Callable[[list[str]], RunRecord]
 """A planned start: overrides in, its record out, also that of one that does not fit."""
 
-_AMPLE = ("gpu.total_bytes=1TiB", "gpu.util=0.99")
-"""A card on which anything fits: what a start takes does not depend on what is there for it."""
+_AMPLE, _AMPLE_FOR_A_SIZE = "1TiB", "1024TiB"
+"""Of a card on which anything fits: what a start takes does not depend on what is there for it. The greater one holds
+whatever `kv.bytes` asks for; a KV cache that takes what is left would have billions of blocks there."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,8 @@ class Planner:
         spec = card_of(config)
         key = (alike(spec), more)
         if key not in self._known:
-            self._known[key] = (footprint_of(self._ample(card, more), config), spec)
+            ample = _AMPLE if config.kv.bytes == "auto" else _AMPLE_FOR_A_SIZE
+            self._known[key] = (footprint_of(self._ample(card, more, ample), config), spec)
         footprint, planned_for = self._known[key]
         total = spec.total_bytes if config.gpu.total_bytes is None else int(config.gpu.total_bytes)
         return Planned(footprint.on(spec, total, planned_for), spec, config.gpu.util)
@@ -86,9 +88,9 @@ class Planner:
             raise UserError(_why(record))
         return record if record.status == "ok" else None
 
-    def _ample(self, card: str, more: Sequence[str]) -> RunRecord:
+    def _ample(self, card: str, more: Sequence[str], total: str) -> RunRecord:
         self.plans_made += 1
-        record = self._plan(for_card(card, [*self.overrides, *more, *_AMPLE]))
+        record = self._plan(for_card(card, [*self.overrides, *more, f"gpu.total_bytes={total}", "gpu.util=0.99"]))
         if record.status != "ok":
             raise UserError(_why(record))
         if record.kv_cache is None:

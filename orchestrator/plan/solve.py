@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import floor
 
 from orchestrator.compose import read_all
 from orchestrator.errors import UserError
-from orchestrator.memory.budget import requested_bytes
 from orchestrator.plan.bracket import Bracket
 from orchestrator.plan.described import positions
 from orchestrator.plan.footprint import Footprint
@@ -73,14 +73,13 @@ class Solver:
         footprint = self._planned().footprint
         if footprint.wanted_blocks is not None:
             raise UserError("with a size in kv.bytes no gpu.util is consulted; kv.bytes=auto takes what a share leaves")
-        step = next((step for step in range(1, _UTIL_STEPS + 1) if footprint.at(step / _UTIL_STEPS).fits), None)
-        if step is None:
-            raise UserError(f"no gpu.util fits on gpu={self._card}: {_needs(footprint)}")
+        fitting = [step for step in range(1, _UTIL_STEPS + 1) if footprint.at(step / _UTIL_STEPS).fits]
         # A share under which the KV cache fits may be too small for the profile, whose peaks come before it.
-        while not self._starts("gpu.util", f"{step / _UTIL_STEPS:.2f}"):
-            step += 1
-            if step > _UTIL_STEPS:
-                raise UserError(f"no gpu.util fits on gpu={self._card}: {_needs(footprint)}")
+        step = next((step for step in fitting if self._starts("gpu.util", f"{step / _UTIL_STEPS:.2f}")), None)
+        if step is None:
+            most = floor(footprint.free_bytes / footprint.total_bytes * _UTIL_STEPS) / _UTIL_STEPS
+            needs, advice = _needs_of(replace(self._planned(), util=most)), footprint.at(most).advice
+            raise UserError(f"no gpu.util fits on gpu={self._card}: {needs}; with gpu.util={most:g} {advice}")
         value, before = f"{step / _UTIL_STEPS:.2f}", f"{(step - 1) / _UTIL_STEPS:.2f}"
         checks = {value: True}
         if step > 1:
@@ -88,23 +87,31 @@ class Solver:
         return self._solution("gpu.util", value, f"the next smaller share: {_needs(footprint)}", checks)
 
     def _max_model_len(self) -> Solution:
-        name = FIELDS["max_model_len"]
-        most = positions(self._planner.config(self._card), self._planner.registry)
+        name, block = FIELDS["max_model_len"], self._planner.config(self._card).kv.block_size
+        most, binds = self._greatest_length()
         if most is not None and self._fits_length(most):
-            return self._solution(name, str(most), f"the model has positions for {most:,} tokens", {})
-        block = self._planner.config(self._card).kv.block_size
+            return self._solution(name, str(most), binds, self._checked(name, (most,)))
 
         def fits(blocks: int) -> tuple[bool, int]:
             planned = self._planned(f"{name}={blocks * block}")
-            return planned.footprint.at(planned.util).fits, planned.footprint.most_blocks(planned.util)
+            footprint = planned.footprint
+            return footprint.at(planned.util).fits, footprint.most_blocks(planned.util) // (footprint.most_seqs or 1)
 
         value = block * self._search(fits, None if most is None else (most - 1) // block)
         if not value:
-            raise UserError(
-                f"no {name} fits on gpu={self._card} at gpu.util={self._planner.config(self._card).gpu.util:g}"
-            )
-        beyond = {str(length): self._starts(name, str(length)) for length in (value, value + 1)}
-        return self._solution(name, str(value), self._memory(f"{name}={value}"), beyond)
+            raise self._none_fits(name, self._planned(f"{name}={block}"))
+        checks = self._checked(name, (value, value + 1))
+        return self._solution(name, str(value), self._memory(f"{name}={value}"), checks)
+
+    def _greatest_length(self) -> tuple[int | None, str]:
+        """Tokens of a sequence beyond which every card is refused, if there is such a number, and why."""
+        config = self._planner.config(self._card)
+        most, block = positions(config, self._planner.registry), config.kv.block_size
+        if config.kv.bytes not in ("auto", "need"):
+            held = block * (self._planned(f"{FIELDS['max_model_len']}={block}").footprint.wanted_blocks or 0)
+            if most is None or held < most:
+                return held, f"kv.bytes={config.kv.bytes} holds {held:,} tokens"
+        return most, "" if most is None else f"the model has positions for {most:,} tokens"
 
     def _fits_length(self, length: int) -> bool:
         planned = self._planned(f"{FIELDS['max_model_len']}={length}")
@@ -120,7 +127,7 @@ class Solver:
 
         value = self._search(fits, None)
         if not value:
-            raise UserError(f"no {name} fits on gpu={self._card}: {_needs(self._planned().footprint)}")
+            raise self._none_fits(name, self._planned(f"{name}=1"))
         checks = {str(count): self._holds(name, count) for count in (value, value + 1)}
         longest = self._planned().footprint.max_model_len
         binds = f"sequences of {longest:,} tokens at once; {self._memory(f'{name}={value}')}"
@@ -134,6 +141,9 @@ class Solver:
             raise UserError("this model takes no images, so there is no number of them to find")
         # A prompt has at least one token of text or answer beside them.
         room = (footprint.max_model_len - 1) // tokens
+        if not room:
+            longest = f"scheduler.max_model_len={footprint.max_model_len}"
+            raise UserError(f"{longest} holds no image, the costliest is {tokens:,} tokens; give {tokens + 1} or more")
 
         def fits(count: int) -> tuple[bool, int]:
             planned = self._planned(f"{name}={count}")
@@ -141,13 +151,12 @@ class Solver:
 
         value = self._search(fits, room)
         if not value:
-            raise UserError(f"not one image fits: {_needs(footprint)}")
-        checks = {str(value): self._starts(name, str(value))}
+            raise self._none_fits(name, self._planned(f"{name}=1"))
         if value < room:
-            checks[str(value + 1)] = self._starts(name, str(value + 1))
+            checks = self._checked(name, (value, value + 1))
             return self._solution(name, str(value), self._memory(f"{name}={value}"), checks)
         binds = f"one more would be {(value + 1) * tokens:,} tokens: {tokens:,} each, and a sequence has "
-        return self._solution(name, str(value), f"{binds}{footprint.max_model_len:,}", checks)
+        return self._solution(name, str(value), f"{binds}{footprint.max_model_len:,}", self._checked(name, (value,)))
 
     def _search(self, fits: Callable[[int], tuple[bool, int]], most: int | None) -> int:
         """The largest number up to `most` that fits; 0 if none does.
@@ -165,6 +174,9 @@ class Solver:
     def _planned(self, *more: str) -> Planned:
         return self._planner.planned(self._card, *more)
 
+    def _checked(self, name: str, values: Sequence[int]) -> dict[str, bool]:
+        return {str(value): self._starts(name, str(value)) for value in values}
+
     def _starts(self, name: str, value: str) -> bool:
         return self._planner.record(self._card, f"{name}={value}") is not None
 
@@ -174,13 +186,20 @@ class Solver:
         return record is not None and record.kv_cache is not None and record.kv_cache.max_concurrency >= count
 
     def _memory(self, *more: str) -> str:
-        planned = self._planned(*more)
-        allowed = requested_bytes(planned.footprint.total_bytes, planned.util)
-        return f"memory: {_needs(planned.footprint)}, of {format_size(allowed)}"
+        return f"memory: {_needs_of(self._planned(*more))}"
+
+    def _none_fits(self, name: str, least: Planned) -> UserError:
+        """Of a search without an answer, as an error to raise; `least` is the smallest value's."""
+        at, advice = f"gpu={self._card} at gpu.util={least.util:g}", least.footprint.at(least.util).advice
+        return UserError(f"no {name} fits on {at}: {_needs_of(least)}; {advice}")
 
     def _solution(self, name: str, value: str, binds: str, checks: dict[str, bool], does: str = "starts") -> Solution:
         command = command_with(self._planner.overrides, name, value)
         return Solution(name, value, binds, command, checks, self._planner.plans_made, does)
+
+
+def _needs_of(planned: Planned) -> str:
+    return f"{_needs(planned.footprint)}, of {format_size(planned.footprint.ceiling_bytes(planned.util))}"
 
 
 def _needs(footprint: Footprint) -> str:

@@ -9,6 +9,7 @@ from orchestrator.config import WeightsConfig
 from orchestrator.device.base import Device
 from orchestrator.engine.planning.shapes import Shapes
 from orchestrator.engine.weights.base import tie
+from orchestrator.engine.weights.filling import assigned
 from orchestrator.engine.weights.slabs import allocate
 from orchestrator.events import Progress
 
@@ -31,9 +32,10 @@ class ShapesLoader:
         progress: Progress,
         options: WeightsConfig,
     ) -> int:
-        """See `WeightsLoader.load`. Reads no file."""
+        """See `WeightsLoader.load`. Of files the headers are enough, also to refuse those of another model."""
+        tie(model)
+        order = [name for _, name in assigned(model, checkpoint).direct] if checkpoint.weight_files else []
         with self._shapes.running():
-            tie(model)
-            allocate(model, device.torch_device, dtype)
-            model.eval()
+            allocate(model, device.torch_device, dtype, order)
+        model.eval()
         return 0
