@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 
-from orchestrator.errors import Interrupted, OrchestratorError
+from orchestrator.errors import Interrupted, OrchestratorError, UserError
 from orchestrator.signals import interruptible
 
 
@@ -18,6 +19,23 @@ def ended(work: Callable[[], int]) -> int:
         return interrupt.exit_code
     except OrchestratorError as error:
         return told(error)
+    except FileNotFoundError:
+        try:
+            current_folder()
+        except UserError as error:
+            return told(error)
+        raise
+
+
+def current_folder() -> str:
+    """
+    Raises:
+        UserError: it has been deleted.
+    """
+    try:
+        return os.getcwd()  # noqa: PTH109 - as the process was given it
+    except FileNotFoundError:
+        raise UserError("the current folder has been deleted; change to one that exists") from None
 
 
 def told(error: OrchestratorError) -> int:

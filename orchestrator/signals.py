@@ -21,7 +21,7 @@ class _Handler:
         self.held = False
         self.first: Callable[[int], None] | None = None
         self._came: int | None = None
-        self._raised = False
+        self.raised: Interrupted | None = None
 
     def __call__(self, signum: int, _frame: FrameType | None) -> None:
         if self._came is None:
@@ -32,9 +32,9 @@ class _Handler:
             self.deliver()
 
     def deliver(self) -> None:
-        if self._came is not None and not self._raised and not self.held:
-            self._raised = True
-            raise Interrupted(self._came)
+        if self._came is not None and self.raised is None and not self.held:
+            self.raised = Interrupted(self._came)
+            raise self.raised
 
 
 @contextmanager
@@ -49,6 +49,11 @@ def interruptible() -> Iterator[None]:
     previous = {each: signal.signal(each, handler) for each in SIGNALS}
     try:
         yield
+    except Exception:
+        # A library that fails to clean up on the way of it hides it.
+        if handler.raised is not None:
+            raise handler.raised from None
+        raise
     finally:
         for each, before in previous.items():
             signal.signal(each, before if before is not None else signal.SIG_DFL)

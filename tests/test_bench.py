@@ -148,6 +148,9 @@ def test_ending_the_benchmark_ends_what_it_started(tmp_path: Path) -> None:
         (("--against", "true", "--mark", "ready"), "--mark=ready: write NAME=PATTERN"),
         (("--against", "true", "--mark", "ready=("), "--mark=ready=(: not a regular expression"),
         (("--modes", "second-cold"), "cold starts need weights in files"),
+        (("--against", "true", "--mark", "ready=a", "--mark", "ready=b"), "--mark=ready=b: ready is given twice"),
+        (("--timeout-s", "nan"), "nan: must be a number above 0"),
+        (("--out", "nowhere/out.json"), "--out=nowhere/out.json: no file can be written there"),
         (("kv.block_size=0",), "error: kv.block_size=0"),
     ],
 )

@@ -56,6 +56,16 @@ def test_while_modules_are_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert {stage.status for stage in record.stages} == {"not_run"}
 
 
+def test_a_library_that_fails_to_clean_up_on_the_way_does_not_hide_it() -> None:
+    with pytest.raises(Interrupted, match="SIGTERM"), interruptible():
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            raise AttributeError("half of it is gone")
+    with pytest.raises(AttributeError), interruptible():
+        raise AttributeError("nobody interrupted")
+
+
 def test_ctrl_c_in_a_program_of_which_the_start_is_a_part(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         orchestrator.start(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 import threading
@@ -11,11 +12,13 @@ from typing import Any
 
 import pytest
 
-from orchestrator import start
+from orchestrator import pipeline, start
 from orchestrator.cache import Entry, fingerprint
 from orchestrator.cache.contents import Contents
+from orchestrator.errors import BudgetError
 from orchestrator.memory.snapshot import Peak
-from orchestrator.records import read_record
+from orchestrator.records import RunRecord, read_record
+from orchestrator.registry import Registry
 from orchestrator.sources import code_of, identity_of, own_code
 from orchestrator.startup_plan.deviation import deviation, differs
 from orchestrator.startup_plan.fingerprint import parts
@@ -56,6 +59,14 @@ def test_a_miss_says_what_has_changed(tmp_path: Path) -> None:
     other = run(tmp_path, "scheduler.max_num_seqs=3", "mm.image.max_size=[8,8]", device=Card(driver="2"))
     assert other.plan()["why"] == "other than at the last start: device, mm, scheduler"
     assert "no start-up plan: other than at the last start: device, mm, scheduler" in other.said
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "engine"])
+def test_a_miss_says_that_the_checkpoint_or_what_the_engine_names_has_changed(tmp_path: Path, name: str) -> None:
+    for number in range(2):
+        made = Learning(Card(), plan_identity={"attention": "toy", name: str(number)})
+        done = run(tmp_path, engine=made)
+    assert done.plan()["why"] == f"other than at the last start: {name}"
 
 
 def test_off_neither_reads_nor_writes(tmp_path: Path) -> None:
@@ -156,9 +167,10 @@ def test_the_model_and_its_files_are_in_the_fingerprint(tmp_path: Path, change: 
     assert key(tmp_path, engine=Learning(Card(), **change)) != key(tmp_path)
 
 
-def test_the_allocator_s_mode_is_in_the_fingerprint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "LD_PRELOAD"])
+def test_the_allocator_s_mode_is_in_the_fingerprint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     before = key(tmp_path)
-    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:False")
+    monkeypatch.setenv(name, "another")
     assert key(tmp_path) != before
 
 
@@ -216,6 +228,31 @@ def test_a_halved_peak_is_caught_and_profiled_anew(
     assert caught.blocks == first.blocks
     assert caught.ctx.ledger.accounts == first.ctx.ledger.accounts
     assert run(tmp_path, size).plan() | {"age_s": 0} == {"status": "hit", "age_s": 0, "run_id": "caught"}
+
+
+@pytest.mark.parametrize("part", ["language_model", "encoder.image"])
+def test_a_plan_that_does_not_know_a_part_is_caught(tmp_path: Path, part: str) -> None:
+    first = run(tmp_path, "kv.bytes=64MiB")
+    ctx, _, _ = prepared(tmp_path)
+    at, entry = plan_key(ctx), ctx.cache.get(plan_key(ctx))
+    assert entry is not None
+    del entry.meta["facts"]["measured"]["parts"][part]
+    assert ctx.cache.put(at, entry)
+    caught = run(tmp_path, "kv.bytes=64MiB")
+    assert caught.plan()["why"] == f"of {part} it says nothing; profiling anew"
+    assert caught.ctx.ledger.accounts == first.ctx.ledger.accounts
+
+
+def test_a_refusal_by_a_peak_that_was_learned_says_so(tmp_path: Path) -> None:
+    run(tmp_path)
+    ctx, _, _ = prepared(tmp_path, "gpu.util=0.1")
+    registry = Registry.discover()
+    slots = pipeline.build(ctx.config.stages, registry)
+    record = RunRecord(run_id="small", started_at="", overrides=[], config={}, stages=pipeline.not_run(slots))
+    refused = pipeline.run(slots, ctx, record)
+    assert isinstance(refused, BudgetError)
+    said = r"set by language_model \(learned \d+ s ago by first; startup_plan=refresh measures it\)"
+    assert re.search(said, str(refused))
 
 
 def test_a_step_that_takes_more_than_it_did_is_caught(tmp_path: Path) -> None:
@@ -368,6 +405,7 @@ def test_what_deviates() -> None:
     assert deviation(known, {"step": 950 * MiB}, 0) is not None
     assert deviation(known, {"step": 950 * MiB}, 64 * MiB) is None
     assert deviation(known, {}, 0) == "step is not a part of the step"
+    assert deviation(known, {"step": 1000 * MiB, "other": 0}, 0) == "of other it says nothing"
     assert differs(100 * MiB, 130 * MiB, 0) and not differs(100 * MiB, 110 * MiB, 0)
 
 

@@ -20,6 +20,8 @@ import pytest
 from orchestrator.errors import UserError
 from orchestrator.records import read_record
 from orchestrator.zygote import place, wire
+from orchestrator.zygote.__main__ import main
+from orchestrator.zygote.client import run
 from tests.starts import NO_BUILT_IN, ROOT, SMALL, only_record, own
 
 PATIENCE_S = 100.0
@@ -186,6 +188,19 @@ def test_a_crash_of_a_start_leaves_the_server_standing(client: Client, tmp_path:
     assert client(tmp_path, "run", *QUICK)[0] == 0
 
 
+def test_ctrl_c_after_the_end_is_no_traceback(client: Client, tmp_path: Path) -> None:
+    code, _, errors = client(tmp_path, "run", *NO_BUILT_IN, own("last", "LateCtrlC"))
+    assert (code, errors) == (130, "error: the start was ended by SIGINT\n")
+    assert only_record(tmp_path).status == "ok"
+
+
+def test_a_closed_output_is_not_the_connection_to_the_server(client: Client, tmp_path: Path) -> None:
+    start = ["-m", "orchestrator.zygote", "run", *NO_BUILT_IN, own("last", "WritesPastPython")]
+    command = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, *start]
+    assert subprocess.call(command, cwd=tmp_path, env=client.environment, timeout=PATIENCE_S) == 0
+    assert only_record(tmp_path).status == "ok"
+
+
 def test_starts_run_side_by_side(client: Client, tmp_path: Path) -> None:
     """Each waits for the other."""
     both = [client.begin(tmp_path, "run", *NO_BUILT_IN, own("last", "Meet"), MINE=str(number)) for number in range(2)]
@@ -279,6 +294,40 @@ def test_the_folder_is_its_owner_s_alone(tmp_path: Path) -> None:
     (tmp_path / "orchestrator").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(UserError, match="XDG_RUNTIME_DIR moves it"):
         place.folder(given)
+
+
+def test_the_socket_of_another_server_is_not_taken_for_one_s_own(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    path.touch()
+    mine = place.OwnFile(path)
+    assert mine.is_there
+    path.rename(tmp_path / "elsewhere")
+    assert not mine.is_there
+    path.touch()
+    mine.remove()
+    assert path.exists()
+    place.OwnFile(path).remove()
+    assert not path.exists() and not place.OwnFile(path).is_there
+
+
+def test_a_request_from_a_folder_that_has_been_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+        with pytest.raises(UserError, match="the current folder has been deleted"):
+            run(place.Place(tmp_path / "s"), [])
+
+
+@pytest.mark.parametrize("seconds", ["-1", "nan", "long"])
+def test_an_idle_time_is_a_number(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["start", f"--idle-s={seconds}"])
+    assert end.value.code == 2
+    assert f"{seconds}: must be a number of 0 or more" in capsys.readouterr().err
 
 
 def test_a_folder_too_deep_for_a_socket_is_refused(tmp_path: Path) -> None:

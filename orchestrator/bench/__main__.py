@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -25,6 +27,9 @@ def main(argv: Sequence[str]) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     modes = [Mode.of(name) for name in dict.fromkeys(arguments.modes.split(","))]
     other = _other(arguments)
+    out: Path | None = arguments.out
+    if out is not None and (out.is_dir() or not os.access(out.parent, os.W_OK)):
+        raise ConfigError.of("--out", "no file can be written there; give one in a folder that exists", out)
 
     from orchestrator.bench.measure import Job, measure
     from orchestrator.bench.results import as_json, table
@@ -32,9 +37,9 @@ def _run(arguments: argparse.Namespace) -> int:
     job = Job(arguments.overrides, modes, arguments.rounds, other, arguments.timeout_s)
     measured = measure(job, _say)
     everything = as_json(job, measured, records=arguments.records)
-    if arguments.out is not None:
-        arguments.out.write_text(json.dumps(everything, indent=1) + "\n")
     sys.stdout.write((json.dumps(everything, indent=1) if arguments.json else table(job, measured)) + "\n")
+    if out is not None:
+        out.write_text(json.dumps(everything, indent=1) + "\n")
     return 0
 
 
@@ -51,6 +56,8 @@ def _other(arguments: argparse.Namespace) -> Other | None:
     marks = {}
     for mark in arguments.mark:
         name, _, pattern = mark.partition("=")
+        if name in marks:
+            raise ConfigError.of("--mark", f"{name} is given twice; give each pattern a name of its own", mark)
         try:
             marks[name] = re.compile(pattern)
         except re.error as error:
@@ -69,6 +76,16 @@ def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text}: must be a number of 1 or more")
     return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text}: must be a number above 0")
+    return seconds
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -95,7 +112,7 @@ def _parser() -> argparse.ArgumentParser:
         "--mark", action="append", metavar="NAME=PATTERN", help="a line of its log that is waited for; may be repeated"
     )
     parser.add_argument(
-        "--timeout-s", type=float, default=900.0, metavar="SECONDS", help="for each process (default: %(default)g)"
+        "--timeout-s", type=_seconds, default=900.0, metavar="SECONDS", help="for each process (default: %(default)g)"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the JSON there, whatever is printed")

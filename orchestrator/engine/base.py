@@ -34,6 +34,7 @@ class Request:
     and must hold a placeholder for each item.
 
     Attributes:
+        request_id: what events, outputs and `cancel` name it by; `cancel` ends all requests that share one.
         ignore_eos: whether the model's own end of text does not end it; `stop` and `stop_token_ids` still do.
         temperature: what logits are divided by before a token is drawn; 0 takes the likeliest token.
         top_p: draw among as few of the likeliest tokens as together have this probability.
@@ -128,7 +129,12 @@ class CapturedGraph:
 
 @runtime_checkable
 class Engine(Protocol):
-    """A model on a device. Methods are called in the order of the pipeline; none is called twice unless it says so."""
+    """A model on a device. Methods are called in the order of the pipeline; none is called twice unless it says so.
+
+    What a name of `orchestrator.engines` stands for is called with the configuration, the device, `resolve` (plugin
+    group and name -> what that means) and the cache's folder or None; its static `imports(config)` names the modules
+    that are imported before.
+    """
 
     kv_spec: KVSpec
     max_model_len: int
@@ -269,6 +275,15 @@ class RunsBeside(Protocol):
 
     beside: Beside | None
     """Where to; set before `load`."""
+
+
+@runtime_checkable
+class Primes(Protocol):
+    """An engine for which an import server can do more than import."""
+
+    @staticmethod
+    def prime() -> None:
+        """Make what libraries make once in a process. Makes no thread and asks no device."""
 
 
 @runtime_checkable

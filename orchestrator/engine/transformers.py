@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
 from orchestrator.beside import Beside
 from orchestrator.cache import Entry
 from orchestrator.config import Config
@@ -75,6 +77,11 @@ class TransformersEngine:
     @staticmethod
     def imports(config: Config) -> tuple[str, ...]:
         return ("torch", "torchvision", "transformers")
+
+    @staticmethod
+    def prime() -> None:
+        """transformers' table of what the checkpoints of all its models call their tensors."""
+        get_checkpoint_conversion_mapping("")  # type: ignore[no-untyped-call]
 
     def load(self, events: Events, admit: Callable[[int], None] | None = None) -> WeightsReport:
         config, device, resolve = self._config, self._device, self._resolve
@@ -246,11 +253,13 @@ class TransformersEngine:
         Raises:
             StageError: there is no KV cache yet, or other requests are being served.
         """
-        with self._serving(requests, streams=False) as serving:
+        # A generator can be read only once.
+        asked = tuple(requests)
+        with self._serving(asked, streams=False) as serving:
             for _ in serving.run():
                 pass
         loaded = self._need()
-        return [output_of(loaded, request, each) for request, each in zip(requests, serving.sequences, strict=True)]
+        return [output_of(loaded, request, each) for request, each in zip(asked, serving.sequences, strict=True)]
 
     def stream(self, requests: Sequence[Request]) -> Iterator[Event]:
         """See `Engine`; raises what `generate` raises, once the first event is asked for."""

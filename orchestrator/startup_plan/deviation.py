@@ -32,7 +32,8 @@ def deviation(measured: Measured, found: Mapping[str, int], slack: int) -> str |
         if _reserves_less_than_it_needs(part, slack):
             reserved, above = format_size(part.reserved), format_size(part.above)
             return f"{name} is said to reserve {reserved} for {above} of tensors"
-    return None
+    unknown = sorted(found.keys() - measured.parts.keys())
+    return f"of {', '.join(unknown)} it says nothing" if unknown else None
 
 
 def _reserves_less_than_it_needs(part: Part, slack: int) -> bool:

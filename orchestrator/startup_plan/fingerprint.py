@@ -44,6 +44,12 @@ _ENVIRONMENT = (
     "CUDA_MODULE_LOADING",
     "NVIDIA_TF32_OVERRIDE",
     "MALLOC_ARENA_MAX",
+    # On a CPU: another allocator in the C library's place, and what tunes either.
+    "LD_PRELOAD",
+    "GLIBC_TUNABLES",
+    "MALLOC_CONF",
+    "MALLOC_MMAP_THRESHOLD_",
+    "MALLOC_TRIM_THRESHOLD_",
 )
 """What changes how much the allocators and the libraries take."""
 
@@ -59,7 +65,8 @@ def parts(ctx: Context, engine: Engine, remembers: RemembersSteps) -> dict[str, 
         "kv_dtype": engine.kv_spec.dtype,
         "processor": engine.processor_identity,
         "encoder_dtype": engine.encoder_dtype,
-        "engine": [dict(remembers.plan_identity), identity_of(type(engine))],
+        "identity": dict(remembers.plan_identity),
+        "engine": identity_of(type(engine)),
         "profiler": _profiler(ctx, engine),
         "stages": stages(config, ctx.resolve),
         "device": _device(ctx.device),

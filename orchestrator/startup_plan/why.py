@@ -16,8 +16,13 @@ _LETTERS = 16
 
 
 def digests(parts: Mapping[str, Any]) -> dict[str, str]:
-    """Of each part of a fingerprint; the configuration's by node."""
-    flat = {name: part for name, part in parts.items() if name != "config"} | parts["config"]
+    """Of each part of a fingerprint; the configuration's by node, and one by one what the engine names."""
+    flat: dict[str, list[Any]] = {}
+    own = {name: part for name, part in parts.items() if name not in ("config", "identity")}
+    for group in (own, parts["config"], parts["identity"]):
+        for name, part in group.items():
+            # An engine of somebody else's may call something as we do.
+            flat.setdefault(name, []).append(part)
     return {name: fingerprint({name: part})[:_LETTERS] for name, part in flat.items()}
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import fcntl
 import json
+import math
 import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,10 +21,12 @@ from orchestrator.zygote.place import Place, place_of
 
 _IDLE_S = 3600.0
 _TAIL = 2000
+_TRIES, _WAIT_S = 6, 0.5
 
 
 def main(argv: Sequence[str]) -> int:
     """The exit code; of the start itself for `run`."""
+    _fill_standard_descriptors()
     try:
         # What follows `run` is the start's, also what looks like an option.
         if argv[:1] == ["run"]:
@@ -36,23 +40,32 @@ def main(argv: Sequence[str]) -> int:
 
 def _start(arguments: argparse.Namespace) -> int:
     place = place_of(os.environ)
-    lock = _lock(place)
-    if lock is not None:
-        with _listening(place) as listener, place.log.open("ab") as log:
-            files = (listener.fileno(), lock)
-            command = [sys.executable, "-m", "orchestrator.zygote", "serve", f"--idle-s={arguments.idle_s:g}"]
-            command += [f"--listener={files[0]}", f"--lock={lock}", f"--socket={place.socket}"]
-            subprocess.Popen(
-                command, pass_fds=files, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
-        os.close(lock)
-    status = ask(place, "status")
+    for _ in range(_TRIES):
+        lock = _lock(place)
+        if lock is not None:
+            _spawn(place, lock, arguments.idle_s)
+        status = ask(place, "status")
+        if status is not None or lock is not None:
+            break
+        # Another one holds the lock and cannot be reached: it has just begun, or is about to end.
+        time.sleep(_WAIT_S)
     if status is None:
         sys.stderr.write(place.log.read_text(errors="replace")[-_TAIL:])
         sys.stderr.write(f"error: the import server did not come up; {place.log} has what it said\n")
         return 1
     first = "import server started" if lock is not None else "an import server runs already"
     return _print(arguments, status, f"{first}: {_line(status)}")
+
+
+def _spawn(place: Place, lock: int, idle_s: float) -> None:
+    with _listening(place) as listener, place.log.open("ab") as log:
+        files = (listener.fileno(), lock)
+        command = [sys.executable, "-m", "orchestrator.zygote", "serve", f"--idle-s={idle_s:g}"]
+        command += [f"--listener={files[0]}", f"--lock={lock}", f"--socket={place.socket}"]
+        subprocess.Popen(
+            command, pass_fds=files, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+    os.close(lock)
 
 
 def _serve(arguments: argparse.Namespace) -> int:
@@ -106,7 +119,8 @@ def _stop(arguments: argparse.Namespace) -> int:
 
 
 def _print(arguments: argparse.Namespace, shown: Any, text: str, code: int = 0) -> int:
-    sys.stdout.write((json.dumps(shown, indent=1) if arguments.json else text) + "\n")
+    if sys.stdout is not None:
+        sys.stdout.write((json.dumps(shown, indent=1) if arguments.json else text) + "\n")
     return code
 
 
@@ -137,6 +151,24 @@ def _listening(place: Place) -> socket.socket:
     return listener
 
 
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text}: must be a number of 0 or more")
+    return seconds
+
+
+def _fill_standard_descriptors() -> None:
+    """What of 0 to 2 is closed would be given to the first file or socket that is opened, and that would become the
+    input or output of a start."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {message}; --help shows what there is\n")
@@ -152,7 +184,7 @@ def _parser() -> argparse.ArgumentParser:
     common.add_argument("--json", action="store_true", help="print JSON")
     idle = _Parser(add_help=False)
     idle.add_argument(
-        "--idle-s", type=float, default=_IDLE_S, metavar="SECONDS",
+        "--idle-s", type=_seconds, default=_IDLE_S, metavar="SECONDS",
         help=f"end after so long without a start; 0: never (default: {_IDLE_S:g})",
     )  # fmt: skip
     commands = parser.add_subparsers(required=True, metavar="COMMAND")

@@ -60,6 +60,8 @@ def run(job: Job) -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 1
     finally:
+        # Libraries' own clean-up follows, in which Ctrl-C would be a traceback.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
         _teach(job.learned, [name for name in list(sys.modules) if name not in before])
 
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from orchestrator.clock import Clock
+from orchestrator.commands import current_folder
 from orchestrator.errors import UserError
 from orchestrator.zygote.place import Place
 from orchestrator.zygote.wire import is_same_user, receive, send
@@ -77,7 +78,7 @@ def _request(arguments: Sequence[str]) -> dict[str, Any]:
         "do": "start",
         "arguments": list(arguments),
         "environment": dict(os.environ),
-        "folder": os.getcwd(),  # noqa: PTH109 - as the process was given it
+        "folder": current_folder(),
         "path": sys.path,
         "umask": umask,
         "streams": streams,

@@ -54,6 +54,30 @@ def place_of(environment: Mapping[str, str]) -> Place:
     return Place(socket)
 
 
+class OwnFile:
+    """A file that lies there now, told from another of the same name: a folder of temporary files may be emptied at any
+    time, and then have one of another server."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._found = path, _found(path)
+
+    @property
+    def is_there(self) -> bool:
+        return self._found is not None and _found(self._path) == self._found
+
+    def remove(self) -> None:
+        if self.is_there:
+            self._path.unlink(missing_ok=True)
+
+
+def _found(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.lstat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
 def deciding(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables in which a start and its server must agree."""
     return {

@@ -20,7 +20,7 @@ from typing import Any
 from orchestrator.records import ImportServerRecord
 from orchestrator.signals import SIGNALS
 from orchestrator.zygote.child import Job
-from orchestrator.zygote.place import Place, deciding
+from orchestrator.zygote.place import OwnFile, Place, deciding
 from orchestrator.zygote.running import Running
 from orchestrator.zygote.warm import Warm, threads
 from orchestrator.zygote.wire import accept, receive, send
@@ -50,6 +50,7 @@ class Server:
         learns: bool,
     ) -> None:
         self._place, self._listener, self._lock = place, listener, lock
+        self._socket = OwnFile(place.socket)
         self._environment, self._idle_s, self._learns = dict(environment), idle_s, learns
         self._warm = Warm()
         self._started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
@@ -75,6 +76,8 @@ class Server:
                 else:
                     self._running.hear(key.data)
             self._running.kill_overdue()
+            if not self._socket.is_there:
+                self._end(f"{self._place.socket} is gone")
             if self._idle_s and not self._running and time.monotonic() - self._running.last > self._idle_s:
                 self._end(f"no start for {self._idle_s:g} s")
         self._say("ended")
@@ -111,8 +114,8 @@ class Server:
         if what == "status":
             send(connection, self._status())
         elif what == "stop":
-            send(connection, {"running": len(self._running), "pid": os.getpid()})
             self._end("asked to")
+            send(connection, {"running": len(self._running), "pid": os.getpid()})
         connection.close()
         return None
 
@@ -197,7 +200,7 @@ class Server:
     def _end(self, why: str) -> None:
         if not self._is_ending:
             self._say(f"ending: {why}; {len(self._running)} starts run on")
-            self._place.socket.unlink(missing_ok=True)
+            self._socket.remove()
             self._close()
 
     def _close(self) -> None:

@@ -67,6 +67,7 @@ def threads() -> int:
 def _import_everything() -> None:
     from orchestrator.compose import compose
     from orchestrator.config import engine_name
+    from orchestrator.engine.base import Primes
     from orchestrator.registry import Registry
 
     import_all(("orchestrator.__main__", "orchestrator.app", "orchestrator.compose.sweep"))
@@ -77,7 +78,10 @@ def _import_everything() -> None:
             # An extra that is not installed; a start that asks for it says so.
             with suppress(ImportError):
                 importlib.import_module(plugin.value.partition(":")[0])
-    import_all(registry.resolve("engines", engine_name(config)).imports(config))
+    engine = registry.resolve("engines", engine_name(config))
+    import_all(engine.imports(config))
+    if isinstance(engine, Primes):
+        engine.prime()
 
 
 def _stamp(path: str) -> _Stamp | None:
