@@ -26,7 +26,7 @@ from orchestrator.last_words import LastWords
 from orchestrator.memory.ledger import Ledger
 from orchestrator.planned import card_of, config_of_plan, plan_record
 from orchestrator.provenance import provenance
-from orchestrator.records import ImportRecord, ImportServerRecord, RunRecord, write_record
+from orchestrator.records import ImportRecord, ImportServerRecord, RunRecord, redact, write_record
 from orchestrator.registry import Registry
 from orchestrator.report.compare import settings_of
 from orchestrator.report.flat import numbers
@@ -247,7 +247,8 @@ def _cache(config: Config, events: Events) -> Cache:
 def _tell(outcome: Outcome, slots: Sequence[pipeline.Slot], registry: Registry, events: Events) -> None:
     """Tell the stages what became of the run; an interruption meanwhile ends this and the engine."""
     record = outcome.record
-    run = FinishedRun(record.run_id, record.status, outcome.folder, settings_of(record), numbers(record))
+    settings = {name: redact(value) for name, value in settings_of(record).items()}
+    run = FinishedRun(record.run_id, record.status, outcome.folder, settings, numbers(record))
     try:
         with let_through():
             pipeline.conclude(slots, run, registry, events)

@@ -1,6 +1,7 @@
-"""A start that ends with the process that asked for it: `python -m orchestrator.dependent PID here|server ...`.
+"""A start that ends with those that asked for it: `python -m orchestrator.dependent PID[,PID] here|server ...`.
 
-The rest is as for `python -m orchestrator`. `server` has the import server do it.
+The first is its parent; the other one is the sweep that the parent works for. The rest is as for
+`python -m orchestrator`. `server` has the import server do it.
 """
 
 from __future__ import annotations
@@ -8,8 +9,10 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import select
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -19,8 +22,9 @@ _DIES_WITH_PARENT = 1
 
 def main(argv: Sequence[str]) -> int:
     """The exit code of the start."""
-    parent, how, *arguments = argv
-    if not _end_with(int(parent)):
+    askers, how, *arguments = argv
+    parent, *sweep = map(int, askers.split(","))
+    if not (_end_with(parent) and all(map(_end_after, sweep))):
         return 128 + signal.SIGTERM
     if how == "server":
         from orchestrator.zygote.__main__ import main as by_server
@@ -38,6 +42,23 @@ def _end_with(parent: int) -> bool:
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGTERM)
     return os.getppid() == parent
+
+
+def _end_after(pid: int) -> bool:
+    """Send this process SIGTERM once one that is no parent is gone; whether it is still there. Linux only, as above."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return False
+    except (OSError, AttributeError):
+        return True
+    threading.Thread(target=_watch, args=(descriptor,), name="end of a sweep", daemon=True).start()
+    return True
+
+
+def _watch(descriptor: int) -> None:
+    select.select([descriptor], [], [])
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":

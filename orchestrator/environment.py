@@ -24,7 +24,7 @@ _THAT_MATTER = (
     *("OMP_", "MKL_", "MALLOC_", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "ORCHESTRATOR_", "PYTHONHASHSEED"),
 )
 """Beginnings of names, and whole ones: what changes which devices there are, what libraries take, where things are."""
-_NEVER = ("TOKEN", "SECRET", "PASSWORD", "CREDENTIAL", "KEY")
+_NEVER = ("TOKEN", "SECRET", "PASSW", "AUTH", "CREDENTIAL", "KEY")
 
 
 def versions(driver: str | None = None) -> dict[str, str | None]:

@@ -14,7 +14,7 @@ SCHEMA_VERSION = 1
 FILE_NAME = "run.json"
 
 _SECRETS = (
-    (re.compile(r"//[^/\s\"']+@"), "//***@"),
+    (re.compile(r"//[^/\s\"]+@"), "//***@"),
     (re.compile(r"\bhf_[A-Za-z0-9]{16,}"), "hf_***"),
 )
 """What a secret looks like, and what is written instead: credentials in an address, a token of the hub."""

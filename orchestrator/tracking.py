@@ -17,7 +17,7 @@ class FinishedRun:
     Attributes:
         status: `ok`, `failed` or `interrupted`.
         folder: of the run; `run.json` is in it.
-        settings: configuration, versions and device as text, by dotted names.
+        settings: configuration, versions and device as text, by dotted names; without secrets.
         numbers: seconds, bytes and counts, by their dotted names in the record.
     """
 

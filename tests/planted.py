@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -71,6 +73,22 @@ class Surroundings(Stage[StageConfig]):
 class Segfault(Stage[StageConfig]):
     def run(self, ctx: Context) -> None:
         os.kill(os.getpid(), signal.SIGSEGV)
+
+
+class LateCtrlC(Stage[StageConfig]):
+    """Ctrl-C once the start is over, while libraries clean up."""
+
+    def run(self, ctx: Context) -> None:
+        atexit.register(signal.raise_signal, signal.SIGINT)
+
+
+class WritesPastPython(Stage[StageConfig]):
+    """Writes as a library in C would what an import server would take for a message; and stays a moment."""
+
+    def run(self, ctx: Context) -> None:
+        with suppress(OSError):
+            os.write(1, b"\0\0\0\1x")
+        time.sleep(0.5)
 
 
 class Meet(Stage[StageConfig]):

@@ -25,6 +25,8 @@ def test_the_variables_that_matter_and_no_secret() -> None:
         "HF_TOKEN": "hf_x",
         "ORCHESTRATOR_TOKEN": "x",
         "NCCL_SECRET_KEY": "x",
+        "ORCHESTRATOR_DB_PASSWD": "x",
+        "NCCL_AUTH": "x",
         "HOME": "/root",
     }
     found = variables(given)

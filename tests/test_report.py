@@ -467,6 +467,17 @@ def test_a_broken_record(runs: Path, capsys: pytest.CaptureFixture[str], text: s
     assert said in error_of([str(runs / "2")], capsys)
 
 
+def test_one_broken_record_in_a_folder_does_not_hide_the_others(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (runs / "2/run.json").write_text("{")
+    assert main([str(runs), "--csv"]) == 0
+    output, errors = capsys.readouterr()
+    assert [line.partition(",")[0] for line in output.splitlines()] == ["run_id", "bad-3", "tiny-2"]
+    assert errors.startswith(f"warning: left out: {runs / '2'}: not the record of a run") and errors.count("\n") == 1
+    for each in runs.iterdir():
+        (each / "run.json").write_text("{")
+    assert "not the record of a run" in error_of([str(runs)], capsys)
+
+
 def test_a_page_that_cannot_be_written(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "cannot be written" in error_of([str(runs / "2"), "--html", str(runs / "no/such/folder.html")], capsys)
 

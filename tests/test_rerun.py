@@ -93,6 +93,19 @@ def test_what_an_older_record_does_not_say_is_no_difference(run: Path) -> None:
     assert differences(newer, recorded(new)) == [Difference("environment.OMP_DYNAMIC", "-", "1")]
 
 
+def test_a_plugin_or_a_library_that_is_gone_is_a_difference(run: Path) -> None:
+    old, new = read_record(run), read_record(run)
+    assert old.provenance is not None
+    old.provenance.plugins["far-away"] = "1.2"
+    old.versions |= {"triton": "3.0", "nvidia-ml-py": None}
+    new.versions |= {"triton": None, "nvidia-ml-py": "13.0", "brand-new": "1.0"}
+    assert differences(recorded(old), recorded(new)) == [
+        Difference("version.triton", "3.0", "-"),
+        Difference("version.nvidia-ml-py", "-", "13.0"),
+        Difference("plugin.far-away", "1.2", "-"),
+    ]
+
+
 def test_a_run_that_measured_measures_again_and_one_that_took_over_does_too(run: Path) -> None:
     record, registry = read_record(run), Registry.discover()
     record.config["startup_plan"] = "use"
@@ -138,7 +151,9 @@ def test_what_cannot_be_repeated_is_refused(
 
 def test_a_path_without_a_record_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path / "none")]) == 2
-    assert "cannot be read" in capsys.readouterr().err
+    assert "cannot be read: No such file" in capsys.readouterr().err
+    assert main([str(tmp_path)]) == 2
+    assert "cannot be read: the folder has no run.json" in capsys.readouterr().err
     write_record(RunRecord(run_id="empty", started_at=""), tmp_path)
     assert main([str(tmp_path)]) == 2
     assert "has no configuration" in capsys.readouterr().err

@@ -6,21 +6,29 @@ import json
 import math
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing as closing_at_end
 from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
 from hydra.errors import MissingConfigException
+from omegaconf import OmegaConf
 
-from orchestrator.compose.objective import objective, worst
+from orchestrator.__main__ import main
+from orchestrator.compose.home import Home
+from orchestrator.compose.objective import objective, problem_with, worst
+from orchestrator.compose.point import Job
 from orchestrator.compose.process import MODULE
 from orchestrator.compose.spelling import read, unescaped
 from orchestrator.compose.tree import translated
+from orchestrator.compose.trials import make_ready
+from orchestrator.errors import ConfigError, StageError
 from orchestrator.records import KVCacheRecord, RunRecord, read_record
 from tests.points import ASLEEP, FitsBelow, Point, only
 from tests.starts import command_line, environment
@@ -162,10 +170,48 @@ def test_a_killed_sweep_takes_its_start_along_and_is_resumed_by_the_same_command
     assert record(tmp_path, 0) == first
 
 
+def test_a_start_ends_with_the_sweep_that_its_launchers_worker_is_of(tmp_path: Path) -> None:
+    of_sweep = subprocess.Popen(["sleep", "600"])
+    arguments = (*only(Point), "run.seed=17", f"run.dir={tmp_path / 'sweep/0'}")
+    askers = f"{os.getpid()},{of_sweep.pid}"
+    process = subprocess.Popen([sys.executable, "-m", MODULE, askers, "here", *arguments], env=environment())
+    asleep(tmp_path, 0)
+    of_sweep.kill()
+    assert process.wait(PATIENCE_S) == 143
+    assert record(tmp_path, 0).status == "interrupted"
+    of_sweep.wait()
+    gone = Home(of_sweep.pid, Home.here().place)
+    with pytest.raises(StageError, match="the process of the sweep has ended"):
+        Job("one", gone, ())(OmegaConf.create())
+    elsewhere = Home(of_sweep.pid, "another machine")
+    assert (elsewhere.is_gone, elsewhere.pid_here, Home.here().pid_here) == (False, None, os.getpid())
+
+
+# Optuna's own code uses what others have deprecated.
+@pytest.mark.filterwarnings("ignore")
+def test_what_a_sweeper_cannot_do_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["-m", *seeds(1, 2), "hydra/sweeper=optuna", "hydra.sweeper.n_trials=0"]) == 2
+    output, errors = capsys.readouterr()
+    assert (closing(output), "best:" in output) == ("sweep: 0 points, 0 ok, 0 failed", False)
+    assert errors.splitlines()[-1] == "error: the sweep cannot run: ValueError: No trials are completed yet."
+    assert "Traceback" not in errors
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_database_that_cannot_be_used_is_named_without_its_password() -> None:
+    with pytest.raises(ConfigError) as refused:
+        make_ready("nonsense://ann:s3cret@host/trials")
+    assert str(refused.value).startswith("hydra.sweeper.storage=nonsense://***@host/trials: cannot be used: ")
+
+
 def test_optuna_finds_the_largest_share_that_works(tmp_path: Path) -> None:
     search = ("hydra/sweeper=optuna", "hydra.sweeper.direction=maximize", "hydra.sweeper.sampler.seed=3")
+    kept = ("hydra.sweeper.storage=sqlite:///trials.db", "hydra.sweeper.study_name=shares")
     few = ("hydra.sweeper.n_trials=4", "hydra.sweeper.n_jobs=1", "gpu.util=interval(0.5,0.99)", "hydra.sweep.dir=sweep")
-    code, output, errors = sweep(tmp_path, *only(FitsBelow), *search, *few)
+    code, output, errors = sweep(tmp_path, *only(FitsBelow), *search, *few, *kept)
     assert code == 0, errors
     points = [record(tmp_path, point) for point in range(4)]
     worked = {point: each.config["gpu"]["util"] for point, each in enumerate(points) if each.status == "ok"}
@@ -173,15 +219,26 @@ def test_optuna_finds_the_largest_share_that_works(tmp_path: Path) -> None:
     best = max(worked, key=lambda point: worked[point])
     assert f"best: point {best}, gpu.util={worked[best]}" in output
     assert f"best_value: {worked[best]}" in (tmp_path / "sweep/optimization_results.yaml").read_text()
+    with closing_at_end(sqlite3.connect(tmp_path / "trials.db")) as trials:
+        assert trials.execute("SELECT COUNT(*) FROM trials WHERE state = 'COMPLETE'").fetchone() == (4,)
 
 
-def test_an_interval_needs_a_sweeper_that_draws_from_it(tmp_path: Path) -> None:
-    code, _, errors = sweep(tmp_path, "gpu.util=interval(0.5,0.9)")
-    assert (code, errors) == (
-        2,
-        "error: gpu.util=interval(0.5,0.9): an interval needs a sweeper that draws from it: hydra/sweeper=optuna; or "
-        "list the values\n",
-    )
+@pytest.mark.parametrize(
+    ("override", "why"),
+    [
+        (
+            "gpu.util=interval(0.5,0.9)",
+            "an interval needs a sweeper that draws from it: hydra/sweeper=optuna; or list the values",
+        ),
+        ("run.dir=mine", "the records of a sweep go to hydra.sweep.dir; give that"),
+    ],
+)
+def test_what_no_sweep_can_have_is_refused(
+    override: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["-m", override]) == 2
+    assert capsys.readouterr().err == f"error: {override}: {why}\n"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -228,6 +285,10 @@ def test_what_a_search_gets_is_the_one_number_that_is_searched_or_else_the_token
     assert objective(config, [], None) == 0.0
     assert worst("maximize") == worst(SimpleNamespace(name="maximize")) == -math.inf
     assert worst("minimize") == math.inf
+    assert problem_with("minimize") is problem_with(None) is None
+    assert str(problem_with("maximise")) == (
+        "hydra.sweeper.direction=maximise: a start has one number; minimize or maximize works"
+    )
 
 
 def test_what_hydra_spelled_is_read_as_it_was_meant() -> None:

@@ -25,15 +25,20 @@ class Lines(Tracker):
     def log(self, run: FinishedRun) -> str:
         with Path(self.file).open("a") as lines:
             lines.write(f"{run.status} {run.settings['gpu.util']} {run.numbers['total_s'] > 0} {run.record.exists()}\n")
+            lines.write(f"{run.settings['model.path']}\n")
         return self.file
 
 
-def test_it_is_told_of_runs_that_succeed_and_that_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_told_of_runs_that_succeed_and_that_fail_and_of_no_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    told = (*TRACK, "stages.track.options.file=lines", "gpu.util=0.5")
+    told = (*TRACK, "stages.track.options.file=lines", "gpu.util=0.5", "model.path=https://ann:s3cret@host/m")
     assert main([*NO_BUILT_IN, *told]) == 0
     assert main([*NO_BUILT_IN, own("breaks", "Break"), *told]) == 1
-    assert (tmp_path / "lines").read_text() == "ok 0.5 True True\nfailed 0.5 True True\n"
+    assert (tmp_path / "lines").read_text() == "".join(
+        f"{status} 0.5 True True\nhttps://***@host/m\n" for status in ("ok", "failed")
+    )
 
 
 def test_one_that_fails_is_a_warning_and_the_run_is_what_it_was(

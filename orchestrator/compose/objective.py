@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from orchestrator.errors import Problem
 from orchestrator.records import RunRecord
 
 
@@ -24,7 +25,18 @@ def worst(direction: Any) -> float:
 
 
 def is_maximised(direction: Any) -> bool:
-    return str(getattr(direction, "name", direction)) == "maximize"
+    return _named(direction) == "maximize"
+
+
+def problem_with(direction: Any) -> Problem | None:
+    """What is wrong with a sweeper's direction, if it has one."""
+    if direction is None or _named(direction) in ("minimize", "maximize"):
+        return None
+    return Problem("hydra.sweeper.direction", "a start has one number; minimize or maximize works", str(direction))
+
+
+def _named(direction: Any) -> str:
+    return str(getattr(direction, "name", direction))
 
 
 def _at(config: Mapping[str, Any], path: str) -> Any:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.clock import Clock
 from orchestrator.compose import Draft, read_all, validated
 from orchestrator.compose.folders import ConfigFolders
+from orchestrator.compose.home import Home
 from orchestrator.compose.objective import objective, worst
 from orchestrator.compose.process import Ended, ProcessDied, start
 from orchestrator.compose.spelling import unescaped
@@ -60,11 +61,13 @@ class Job:
     finds plugins and configuration anew where it runs.
 
     Attributes:
+        home: the process of the sweep.
         swept: the settings that differ between points.
         by_server: have the import server fork the starts.
     """
 
     sweep: str
+    home: Home
     swept: tuple[str, ...]
     config_dir: Path | None = None
     by_server: bool = False
@@ -74,10 +77,12 @@ class Job:
 
         Raises:
             Interrupted: the sweep is to end.
-            StageError: so is it, and this is a worker process of the launcher.
+            StageError: so is it, and this is a worker process of the launcher; or it has ended without this worker.
         """
         from hydra.core.hydra_config import HydraConfig
 
+        if self.home.is_gone:
+            raise StageError("the process of the sweep has ended")
         hydra = HydraConfig.get()
         point = _Point(
             self,
@@ -129,7 +134,9 @@ class _Point:
             events.info(f"point {self.folder.name}: {' '.join(self.overrides)}")
             # Beside others, what it says is not readable among theirs.
             output = None if owns_process() else self.folder / OUTPUT_NAME
-            code = self._ended(start(self._arguments(), by_server=self.job.by_server, output=output))
+            code = self._ended(
+                start(self._arguments(), by_server=self.job.by_server, home=self.job.home, output=output)
+            )
             if output is not None:
                 events.info(f"point {self.folder.name}: ended with exit code {code}; {output} has what it said")
             return code, False

@@ -16,6 +16,7 @@ from typing import IO
 
 import psutil
 
+from orchestrator.compose.home import Home
 from orchestrator.errors import Interrupted, StageError
 from orchestrator.signals import before_interruption, held_back, interruptible, let_through, owns_process, second_signal
 
@@ -55,7 +56,7 @@ class Ended:
         return f"was ended by {name}{memory}"
 
 
-def start(arguments: Sequence[str], *, by_server: bool, output: Path | None = None) -> Ended:
+def start(arguments: Sequence[str], *, by_server: bool, home: Home, output: Path | None = None) -> Ended:
     """`python -m orchestrator ARGUMENTS` in another process, until it has ended.
 
     A signal that comes here is sent to it, and raised here once it has left its record; a second one is sent at once.
@@ -63,12 +64,14 @@ def start(arguments: Sequence[str], *, by_server: bool, output: Path | None = No
     Args:
         output: the file that gets what it writes; None for this process's own streams.
         by_server: have the import server fork it.
+        home: the process with which it ends, besides this one.
 
     Raises:
         Interrupted: this process got SIGINT or SIGTERM.
     """
     how = "server" if by_server else "here"
-    command = [sys.executable, "-X", "faulthandler", "-m", MODULE, str(os.getpid()), how, *arguments]
+    askers = ",".join(str(pid) for pid in dict.fromkeys([os.getpid(), home.pid_here]) if pid is not None)
+    command = [sys.executable, "-X", "faulthandler", "-m", MODULE, askers, how, *arguments]
     with (
         nullcontext() if owns_process() else interruptible(),
         nullcontext(sys.stderr) if output is None else output.open("a") as sink,

@@ -7,25 +7,29 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from orchestrator.compose import Draft, draft_of, examine, read_all, required
 from orchestrator.compose.experiment import with_parameters
 from orchestrator.compose.folders import ConfigFolders
+from orchestrator.compose.home import Home
 from orchestrator.compose.hydra_main import run_hydra
 from orchestrator.compose.launchers import offer_ray
-from orchestrator.compose.objective import is_maximised
+from orchestrator.compose.objective import is_maximised, problem_with
 from orchestrator.compose.point import Job
 from orchestrator.compose.process import told_to_workers
 from orchestrator.compose.spelling import Given, is_interval, quoted
 from orchestrator.compose.sweep_end import exit_code, finished_points, shown
 from orchestrator.compose.tree import compose_tree, translated
-from orchestrator.errors import ConfigError, Problem
+from orchestrator.compose.trials import make_ready
+from orchestrator.errors import ConfigError, OrchestratorError, Problem, StageError, UserError
 from orchestrator.events import events_for
 from orchestrator.records import redact
 from orchestrator.registry import Registry
 
 _MOST_SAMPLES = 8
+_MOST_OF_AN_ERROR = 400
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,7 @@ class _Plan:
     json_lines: bool
     searches: bool
     direction: Any
+    storage: Any
 
     @property
     def maximised(self) -> bool | None:
@@ -47,6 +52,7 @@ def sweep(overrides: Sequence[str], config_dir: Path | None, *, by_server: bool 
 
     Raises:
         ConfigError: what no point can work with.
+        UserError, StageError: what the sweeper or the launcher could not do, before the first point or later.
         Interrupted: once every start under way has left its record.
     """
     registry = Registry.discover()
@@ -55,19 +61,32 @@ def sweep(overrides: Sequence[str], config_dir: Path | None, *, by_server: bool 
     prepared = prepare(with_parameters(overrides, folders), registry, folders)
     given = read_all(prepared, multirun=True)
     plan = _plan(draft_of(_sample(given, 0, folders), folders).used, folders)
+    make_ready(plan.storage)
     # Said here, because every process that runs a point has to mean the same folder.
     prepared.append(f"hydra.sweep.dir={quoted(str(plan.folder))}")
     swept = tuple(each.head for each in given if each.sweep)
-    job = Job(secrets.token_hex(8), swept, None if config_dir is None else config_dir.absolute(), by_server)
+    job = Job(
+        secrets.token_hex(8), Home.here(), swept, None if config_dir is None else config_dir.absolute(), by_server
+    )
     failed = 1
     try:
         with told_to_workers():
             failed = run_hydra(["--multirun"], prepared, folders, job)
+    except OrchestratorError:
+        raise
+    except Exception as error:
+        raise _broken(error, begun=bool(finished_points(plan.folder, job.sweep))) from error
     finally:
         _redact(plan.folder / "multirun.yaml")
         points = finished_points(plan.folder, job.sweep)
         events_for(json_lines=plan.json_lines).info(shown(points, plan.folder, swept=swept, maximised=plan.maximised))
     return max(failed, exit_code(points, searches=plan.searches))
+
+
+def _broken(error: Exception, *, begun: bool) -> OrchestratorError:
+    what = redact(shorten(str(error), _MOST_OF_AN_ERROR, placeholder=" ..."))
+    told = f"the sweep {'broke off' if begun else 'cannot run'}: {type(error).__name__}: {what}"
+    return StageError(told) if begun else UserError(told)
 
 
 def _redact(path: Path) -> None:
@@ -84,11 +103,15 @@ def _plan(given: Sequence[Given], folders: ConfigFolders) -> _Plan:
     try:
         tree = compose_tree(given, folders, with_hydra=True)
         sweeper = tree.hydra.sweeper
+        if problem := problem_with(sweeper.get("direction")):
+            raise ConfigError([problem])
+        target = str(sweeper.get("_target_", ""))
         return _Plan(
             folder=Path(str(tree.hydra.sweep.dir)).expanduser().absolute(),
             json_lines=OmegaConf.select(tree, "log.json") is True,
-            searches=not str(sweeper.get("_target_", "")).endswith(".BasicSweeper"),
+            searches=not target.endswith(".BasicSweeper"),
             direction=sweeper.get("direction"),
+            storage=sweeper.get("storage") if target.endswith(".OptunaSweeper") else None,
         )
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError([translated(error)]) from None
@@ -101,6 +124,7 @@ def prepare(overrides: Sequence[str], registry: Registry, folders: ConfigFolders
         ConfigError: what no point can work with. A problem of single points is left to them.
     """
     given = read_all(overrides, multirun=True)
+    _refuse_a_folder_for_all(given)
     _refuse_intervals(given)
     swept = {each.head for each in given if each.sweep}
     samples = [_sample(given, index, folders) for index in range(_sample_count(given))]
@@ -112,6 +136,12 @@ def prepare(overrides: Sequence[str], registry: Registry, folders: ConfigFolders
     _let_compose([each for each in given if each.sweep and each.key in folders.options], folders)
     added = {each.head for draft in drafts for each in draft.used if each.prefix == "++"}
     return [(each.adding() if each.head in added and not each.prefix else each).spelled for each in given]
+
+
+def _refuse_a_folder_for_all(given: Sequence[Given]) -> None:
+    for each in given:
+        if each.head == "run.dir":
+            raise ConfigError.of(each.head, "the records of a sweep go to hydra.sweep.dir; give that", each.value)
 
 
 def _refuse_intervals(given: Sequence[Given]) -> None:

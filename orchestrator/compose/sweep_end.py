@@ -68,7 +68,7 @@ def shown(points: Sequence[Finished], sweep_dir: Path, *, swept: Sequence[str], 
         f" ({skipped} skipped)" if skipped else ""
     )
     closing = f"sweep: {count}, {failed} failed, records in {sweep_dir}"
-    best = [] if maximised is None else [_best(points, swept, maximised)]
+    best = [] if maximised is None or not points else [_best(points, swept, maximised)]
     return "\n".join([*([render(_table(points, swept)), ""] if points else []), *best, closing])
 
 

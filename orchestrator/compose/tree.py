@@ -54,7 +54,7 @@ def plain(tree: DictConfig) -> tuple[dict[str, Any], list[str]]:
         missing = sorted(OmegaConf.missing_keys(tree))
         raw = OmegaConf.to_container(tree, resolve=True)
     except OmegaConfBaseException as error:
-        raise ConfigError.of(str(error.full_key or "configuration"), _first_line(str(error.msg or error))) from None
+        raise ConfigError.of(str(error.full_key or "configuration"), first_line(str(error.msg or error))) from None
     if not isinstance(raw, dict):
         raise ConfigError.of("configuration", "is not a mapping")
     return {str(key): value for key, value in raw.items()}, missing
@@ -95,8 +95,8 @@ def translated(error: Exception) -> Problem:
                 group, f"comes with a package that is not installed; pip install 'orchestrator[{extra}]'", name
             )
         return Problem(group, f"there is no {group} of that name; {near_miss(name, error.options)}", name)
-    text = _first_line(str(error)) or type(error).__name__
-    cause = _first_line(str(error.__cause__ or ""))
+    text = first_line(str(error)) or type(error).__name__
+    cause = first_line(str(error.__cause__ or ""))
     return Problem("configuration", text if cause in text else f"{text} {cause}")
 
 
@@ -149,5 +149,6 @@ def _nearest(key: str, known: set[str]) -> str:
     return near_miss(key, {path for path in known if path.rpartition(".")[0] == parent})
 
 
-def _first_line(text: str) -> str:
+def first_line(text: str) -> str:
+    """The first that is not blank."""
     return next((line.strip() for line in text.splitlines() if line.strip()), "")

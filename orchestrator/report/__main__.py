@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from orchestrator.errors import UserError, near_miss
+from orchestrator.events import leave_unread
 from orchestrator.records import FILE_NAME, RunRecord
 from orchestrator.report.compare import compare
 from orchestrator.report.flat import as_csv, as_markdown
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         if not arguments.runs:
             raise UserError("give the folder of a run; --help shows what there is")
-        records = [read_run(path) for given in arguments.runs for path in _run_folders(given)]
+        records = [record for given in arguments.runs for record in _records(given)]
         if arguments.html:
             _write(arguments.html, page(records))
         sys.stdout.write(_shown(records, arguments) + "\n")
@@ -38,8 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
     except BrokenPipeError:
-        # The reader has seen enough (`| head`); without this the interpreter would complain at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader has seen enough (`| head`).
+        leave_unread(sys.stdout)
     return 0
 
 
@@ -57,6 +57,24 @@ def _parser() -> argparse.ArgumentParser:
     form.add_argument("--md", action="store_true", help="print a table of Markdown, a line a run")
     form.add_argument("--schema", action="store_true", help="print the JSON Schema of run.json and stop")
     return parser
+
+
+def _records(path: Path) -> list[RunRecord]:
+    """Of a run; or of the runs in a folder, where one that cannot be read does not hide the others."""
+    folders = _run_folders(path)
+    if folders == [path]:
+        return [read_run(path)]
+    records, refused = [], []
+    for each in folders:
+        try:
+            records.append(read_run(each))
+        except UserError as error:
+            refused.append(error)
+    if not records:
+        raise refused[0]
+    for one in refused:
+        sys.stderr.write(f"warning: left out: {one}\n")
+    return records
 
 
 def _run_folders(path: Path) -> list[Path]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from orchestrator.errors import UserError
-from orchestrator.records import RunRecord, read_record
+from orchestrator.records import FILE_NAME, RunRecord, read_record
 from orchestrator.report.layout import one_line
 
 
@@ -24,6 +24,7 @@ def read_run(path: Path) -> RunRecord:
         where = ".".join(map(str, first["loc"])) or "the file"
         raise UserError(f"{path}: not the record of a run: {where}: {one_line(first['msg'])}") from None
     except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+        what = f"the folder has no {FILE_NAME}" if path.is_dir() else error.strerror
+        raise UserError(f"{path}: cannot be read: {what}") from None
     except ValueError as error:
         raise UserError(f"{path}: not the record of a run: {one_line(str(error))}") from None

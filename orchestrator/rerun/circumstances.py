@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from orchestrator.records import ProvenanceRecord, RunRecord
 from orchestrator.registry import Registry
 
 ABSENT = "-"
-_ENVIRONMENT, _FILES, _CARD = "environment.", "model_files.", "device.name"
+_ENVIRONMENT, _PLUGIN, _FILES, _CARD = "environment.", "plugin.", "model_files.", "device.name"
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,9 @@ def present(config: Config, registry: Registry, then: Mapping[str, str]) -> dict
         **_named("host", host()),
         **_of_provenance(provenance(config, registry)),
     }
+    if driver is None:
+        # Without the driver's library nobody knows before the device is opened.
+        del found["version.driver"]
     folder = folder_here(config.model)
     if folder is not None:
         found |= _of_files(model_files(folder))
@@ -61,7 +64,7 @@ def present(config: Config, registry: Registry, then: Mapping[str, str]) -> dict
 
 
 def differences(then: Mapping[str, str], now: Mapping[str, str]) -> list[Difference]:
-    """What both know and is not the same. A variable or a file that only one of them has is a difference too, where the
+    """What both know and is not the same. A variable, plugin or file that only one has is a difference too, where the
     other one says anything of such."""
     return [
         Difference(name, then.get(name, ABSENT), now.get(name, ABSENT))
@@ -80,7 +83,7 @@ def unknown(then: Mapping[str, str]) -> list[str]:
 
 def _lists(side: Mapping[str, str], name: str) -> bool:
     """Whether that side would name it, had it been there."""
-    if name.startswith(_ENVIRONMENT):
+    if name.startswith((_ENVIRONMENT, _PLUGIN)):
         return "sources" in side
     return name.startswith(_FILES) and _any(side, _FILES)
 
@@ -101,10 +104,4 @@ def _of_files(files: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _named(prefix: str, values: Mapping[str, Any]) -> dict[str, str]:
-    return dict(_pairs(prefix, values))
-
-
-def _pairs(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for name, value in values.items():
-        if value is not None:
-            yield f"{prefix}.{name}", str(value)
+    return {f"{prefix}.{name}": ABSENT if value is None else str(value) for name, value in values.items()}

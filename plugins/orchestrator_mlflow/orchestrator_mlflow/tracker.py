@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
+from pathlib import Path
+
+from filelock import FileLock
 
 from orchestrator import FinishedRun, Tracker, UserError
 
@@ -26,12 +33,14 @@ class MLflowTracker(Tracker):
             raise UserError("the tracker mlflow needs MLflow; pip install 'orchestrator[mlflow]'")
 
     def log(self, run: FinishedRun) -> str:
-        from mlflow import MlflowClient
+        from mlflow import MlflowClient, get_tracking_uri
         from mlflow.entities import Metric, Param
 
-        client = MlflowClient(tracking_uri=self.uri)
-        found = client.get_experiment_by_name(self.experiment)
-        experiment = found.experiment_id if found is not None else client.create_experiment(self.experiment)
+        uri = self.uri or get_tracking_uri()
+        with _others_kept_out(uri):
+            client = MlflowClient(tracking_uri=uri)
+            found = client.get_experiment_by_name(self.experiment)
+            experiment = found.experiment_id if found is not None else client.create_experiment(self.experiment)
         made = client.create_run(experiment, run_name=run.run_id).info.run_id
         now = time.time_ns() // 1_000_000
         params = [Param(name, value[:_LONGEST]) for name, value in run.settings.items()]
@@ -41,3 +50,18 @@ class MLflowTracker(Tracker):
         client.log_artifact(made, str(run.record))
         client.set_terminated(made, _STATUS[run.status])
         return f"run {made} of the experiment {self.experiment}"
+
+
+@contextmanager
+def _others_kept_out(uri: str) -> Iterator[None]:
+    """MLflow makes the tables of a new file and an experiment without asking whether another run of the sweep does too;
+    all but one would fail."""
+    if not uri.startswith("sqlite"):
+        yield
+        return
+    with FileLock(lock_path()):
+        yield
+
+
+def lock_path() -> Path:
+    return Path(tempfile.gettempdir()) / f"orchestrator-mlflow-{os.getuid()}.lock"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
+from orchestrator import FinishedRun
 from orchestrator.__main__ import main
 from orchestrator.compose import compose
 from tests.starts import NO_BUILT_IN, own
@@ -31,6 +34,23 @@ def test_a_run_and_a_failed_run_arrive(tmp_path: Path, monkeypatch: pytest.Monke
     assert ok.data.params["device.kind"] == "cpu" and ok.data.metrics["total_s"] > 0
     assert "stages.breaks.wall_s" in failed.data.metrics
     assert [each.path for each in client.list_artifacts(failed.info.run_id)] == ["run.json"]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_runs_that_end_at_once_open_a_file_one_after_the_other(tmp_path: Path) -> None:
+    from orchestrator_mlflow.tracker import MLflowTracker, lock_path
+
+    (tmp_path / "file").write_text("")
+    tracker = MLflowTracker(uri=f"sqlite:///{tmp_path}/file/runs.db")
+    run = FinishedRun("one", "ok", tmp_path, {}, {})
+    with pytest.raises(FileExistsError):
+        tracker.log(run)
+    with ThreadPoolExecutor(1) as other, FileLock(lock_path()) as lock:
+        told = other.submit(tracker.log, run)
+        with pytest.raises(TimeoutError):
+            told.result(1)
+        lock.release()
+        assert isinstance(told.exception(60), FileExistsError)
 
 
 def test_a_misspelt_option_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
