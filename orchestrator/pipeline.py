@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from orchestrator.artifacts import ENGINE, KV_CACHE
 from orchestrator.beside import Beside
-from orchestrator.config import Config
+from orchestrator.config import Config, engine_name
 from orchestrator.errors import (
     ConfigError,
     Interrupted,
@@ -96,6 +96,7 @@ def check(slots: Sequence[Slot], config: Config, registry: Registry) -> None:
 def _named(config: Config) -> Sequence[tuple[str, str, str]]:
     """What the configuration asks for by name: the group, the field and the name."""
     return (
+        ("engines", "engine.name", engine_name(config)),
         ("loaders", "weights.loader", config.weights.loader),
         ("attention", "engine.attention", config.engine.attention),
         ("profilers", "model.profiler", config.model.profiler),
@@ -199,14 +200,20 @@ def _failure(error: Exception, slot: Slot, ctx: Context) -> Exception:
     """The error as the user shall read it."""
     if not is_out_of_memory(error):
         return error
-    told = explained(error, slot.name, slot.stage.memory_knobs, ctx.ledger, ctx.device.snapshot())
+    has_ceiling = ctx.config.kv.bytes == "auto"
+    knobs, reading = slot.stage.memory_knobs, ctx.device.snapshot()
+    told = explained(error, slot.name, knobs, ctx.ledger, reading, has_ceiling=has_ceiling)
     told.__cause__ = error
     return told
 
 
 def _within_limit(slot: Slot, ctx: Context) -> str | None:
     def work() -> str | None:
-        summary = slot.stage.run(ctx)
+        try:
+            summary = slot.stage.run(ctx)
+        # From a function that was written for a command: the start would end without a record.
+        except SystemExit as end:
+            raise RuntimeError(f"sys.exit({end.code!r}) was called") from end
         ctx.device.synchronize()
         return summary
 

@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator import __version__
+from orchestrator.__main__ import main
 from orchestrator.errors import Interrupted
+from orchestrator.events import JsonEvents, TextEvents
 from orchestrator.records import read_record
 from orchestrator.signals import interruptible
 
@@ -125,6 +127,27 @@ def test_a_bad_point_is_a_failed_record_and_not_the_end(tmp_path: Path) -> None:
     assert errors[1].startswith("model=nope: there is no model of that name; there are: auto, internvl2_5_8b, ")
     assert records[2].overrides == ["gpu.util=4", "model=tiny_internvl"]
     assert records[2].config["gpu"]["util"] == 4
+
+
+@pytest.mark.parametrize("events_class", [TextEvents, JsonEvents])
+def test_a_reader_that_has_gone_does_not_end_a_run(events_class: type[TextEvents | JsonEvents]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as stream:
+        events = events_class(stream)
+        events.info("nobody reads this")
+        events.stage("load_weights", "ok", 1.0, "nor this")
+
+
+def test_a_current_folder_that_has_been_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert main(["device=cpu"]) == 2
+    assert capsys.readouterr().err == "error: the current folder has been deleted; change to one that exists\n"
 
 
 def test_a_signal_during_composition_ends_quietly(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,17 @@ def test_an_unexpected_error_keeps_its_traceback(tmp_path: Path) -> None:
 
     record, stopped_by, _ = run(tmp_path, [slot(Surprise)])
     assert isinstance(stopped_by, ZeroDivisionError)
+    assert record.stages[0].error is not None
+    assert "test_pipeline.py" in (record.stages[0].error.traceback or "")
+
+
+def test_a_stage_that_would_end_the_process_fails(tmp_path: Path) -> None:
+    class Exits(Make):
+        def run(self, ctx: Context) -> str:
+            sys.exit(0)
+
+    record, stopped_by, _ = run(tmp_path, [slot(Exits)])
+    assert str(stopped_by) == "sys.exit(0) was called"
     assert record.stages[0].error is not None
     assert "test_pipeline.py" in (record.stages[0].error.traceback or "")
 
