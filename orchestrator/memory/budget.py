@@ -9,6 +9,9 @@ from typing import Literal
 from orchestrator.errors import BudgetError
 from orchestrator.units import format_gib, format_size
 
+LIMITS = {"util": "gpu.util", "free": "free memory", "kv_bytes": "kv.bytes"}
+"""What limits the KV cache, as a person reads it."""
+
 
 @dataclass(frozen=True)
 class KVBudget:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from orchestrator.memory.budget import LIMITS
 from orchestrator.records import LedgerRecord, RunRecord
 from orchestrator.report import facts
 from orchestrator.report.layout import Row, Table, one_line, percent, render, seconds
@@ -136,7 +137,7 @@ def _limit(record: RunRecord) -> str:
     by = record.kv_cache.limited_by if record.kv_cache else ""
     if by == "free" and record.ledger:
         return f"free memory beside {_gib(record.ledger.other_processes_bytes)} of other processes"
-    return {"util": "gpu.util", "kv_bytes": "kv.bytes", "free": "free memory"}.get(by, by)
+    return LIMITS.get(by, by)
 
 
 def _gib(size: int) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from orchestrator.artifacts import ENGINE, GRAPHS, KV_CACHE, PROFILE, REHEARSED, KVAllocation
 from orchestrator.config import Config as RootConfig
 from orchestrator.engine.base import Engine
-from orchestrator.memory.budget import KVBudget, kv_budget
+from orchestrator.memory.budget import LIMITS, KVBudget, kv_budget
 from orchestrator.memory.fit import most_blocks
 from orchestrator.stage import Context, Stage, StageConfig
 from orchestrator.stages.plan_check import checked_rehearsal
@@ -55,7 +55,8 @@ class AllocateKV(Stage[AllocateKVConfig]):
         ctx.metrics.update(
             num_gpu_blocks=blocks, bytes=allocation.bytes, padding_bytes=bytes_per_block, limited_by=limited_by
         )
-        return f"{blocks:,} blocks of {block_size} tokens, {format_size(taken)}, limited by {limited_by}"
+        limit = LIMITS.get(limited_by, limited_by)
+        return f"{blocks:,} blocks of {block_size} tokens, {format_size(taken)}, limited by {limit}"
 
 
 def _reserve_encoder_cache(ctx: Context, engine: Engine) -> None:
