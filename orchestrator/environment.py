@@ -8,6 +8,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Mapping
+from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -59,8 +60,10 @@ def host() -> dict[str, int | str]:
     return {"cores": cores, "memory_bytes": psutil.virtual_memory().total, "system": platform.platform()}
 
 
+@lru_cache(maxsize=64)
 def version_of(name: str) -> str | None:
-    """Of a distribution that is installed; None for one that is not."""
+    """Of a distribution that is installed; None for one that is not. What is installed later counts in the next
+    process, as what is imported does."""
     try:
         return version(name)
     except PackageNotFoundError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 
 import orchestrator
@@ -32,7 +33,7 @@ def sources_hash(root: Path | None = None) -> str:
     digest = hashlib.sha256()
     for path in sorted(path for room in rooms for path in (place / room).rglob("*")):
         if path.suffix in _SUFFIXES and not {"tests", "__pycache__"} & set(path.relative_to(place).parts):
-            digest.update(path.relative_to(place).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+            digest.update(path.relative_to(place).as_posix().encode() + b"\0" + _content(path))
     return digest.hexdigest()
 
 
@@ -69,8 +70,24 @@ def _digest(root: Path, files: Iterable[Path]) -> str:
     digest = hashlib.sha256()
     for file in sorted(files):
         try:
-            content = file.read_bytes()
+            content = _content(file)
         except OSError:
             content = b"unreadable"
         digest.update(f"{file.relative_to(root)}:{len(content)}:".encode() + content)
     return digest.hexdigest()
+
+
+def _content(file: Path) -> bytes:
+    """The SHA-256 of a file. A start asks for the same ones several times, and one from an import server inherits what
+    the server knows.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    found = file.stat()
+    return _content_of(file, found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+@lru_cache(maxsize=4096)
+def _content_of(file: Path, _inode: int, _size: int, _modified_ns: int) -> bytes:
+    return hashlib.sha256(file.read_bytes()).digest()

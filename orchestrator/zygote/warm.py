@@ -68,7 +68,9 @@ def _import_everything() -> None:
     from orchestrator.compose import compose
     from orchestrator.config import engine_name
     from orchestrator.engine.base import Primes
+    from orchestrator.environment import versions
     from orchestrator.registry import Registry
+    from orchestrator.sources import own_code, sources_hash
 
     import_all(("orchestrator.__main__", "orchestrator.app", "orchestrator.compose.sweep"))
     registry = Registry.discover()
@@ -82,6 +84,10 @@ def _import_everything() -> None:
     import_all(engine.imports(config))
     if isinstance(engine, Primes):
         engine.prime()
+    # Remembered by the files' state on the disk, which each start looks at.
+    own_code()
+    sources_hash()
+    versions()
 
 
 def _stamp(path: str) -> _Stamp | None:
