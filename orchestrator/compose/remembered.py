@@ -162,7 +162,7 @@ def _hydra_plugins() -> list[list[Any]]:
     """Modules that Hydra would load, which may add to where it looks."""
     spec = find_spec("hydra_plugins")
     places = spec.submodule_search_locations if spec is not None else None
-    found = (path for place in places or () for path in Path(place).glob("*"))
+    found = (path for place in places or () for path in Path(place).rglob("*.py"))
     return sorted([str(path), path.stat().st_mtime_ns] for path in found)
 
 
