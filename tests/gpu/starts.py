@@ -2,14 +2,12 @@
 
     python -m tests.gpu.starts ROUNDS MODE,... [OVERRIDES...]
 
-Starts find the modules' bytecode, whatever this process was told. What there is by then is printed also where a start
-fails.
+What there is by then is printed also where a start fails.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 from typing import Any
 
@@ -21,8 +19,6 @@ from orchestrator.errors import OrchestratorError
 
 def main() -> int:
     rounds, modes, *overrides = sys.argv[1:]
-    # As on a machine where people work; the first start, which fills caches, writes it.
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     job = Job(overrides, [Mode.of(name) for name in modes.split(",")], int(rounds), None, 200.0)
     measured, found = Measured(), dict[str, Any]()
     try:
