@@ -15,16 +15,19 @@ from orchestrator.opening import Place, open_device
 from orchestrator.records import RunRecord, Span
 
 _WORTH_NAMING_S = 1e-3
-_WITHOUT_TORCH = ("transformers.models",)
-"""What the engines that are built in import, and can be imported before torch: it looks through its own files."""
+_WITHOUT_TORCH, _OF_PYTHON_ALONE = "transformers", "transformers.models"
+"""What the engines that are built in import, and can be imported before torch. The second looks through its own files
+for as long as linking takes; the first loads libraries, which would wait for torch's."""
 
 
 def import_torch(beside: Beside, *, with_transformers: bool) -> None:
     """Import it, while what needs no torch is imported if it is going to be needed."""
-    task = beside.begin("link torch", lambda _: link_torch()) if "torch" not in sys.modules else None
-    if task is not None and with_transformers:
-        import_all(_WITHOUT_TORCH)
-        task.result()
+    if with_transformers and "torch" not in sys.modules:
+        import_all([_WITHOUT_TORCH])
+        task = beside.begin("link torch", lambda _: link_torch())
+        import_all([_OF_PYTHON_ALONE])
+        if task is not None:
+            task.result()
     import_all(["torch"])
 
 

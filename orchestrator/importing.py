@@ -5,13 +5,14 @@ from __future__ import annotations
 import ctypes
 import gc
 import importlib
+import os
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-_TORCH_LIBRARIES = (("libtorch_global_deps.so", ctypes.RTLD_GLOBAL), ("libtorch_cuda.so", ctypes.RTLD_LOCAL))
+_TORCH_LIBRARIES = (("libtorch_global_deps.so", os.RTLD_GLOBAL), ("libtorch_cuda.so", os.RTLD_LOCAL))
 """In torch's own order and visibility; the second brings all others. A build without CUDA has another one there."""
 
 
@@ -22,13 +23,16 @@ def import_all(modules: Iterable[str]) -> None:
 
 
 def link_torch() -> None:
-    """Load torch's libraries, a fifth to a third of what its import takes, without the interpreter: a thread can do it
-    while another one imports. What cannot be loaded here is left to the import, which says why."""
+    """Load torch's libraries, a third of what its import takes, without the interpreter: a thread can do it while
+    another one imports what is Python alone; another library would wait for these. What cannot be loaded here is left
+    to the import, which says why."""
+    # Not by ctypes.CDLL, which keeps the interpreter to itself meanwhile.
+    load = ctypes.CDLL(None).dlopen
+    load.argtypes, load.restype = (ctypes.c_char_p, ctypes.c_int), ctypes.c_void_p
     spec = find_spec("torch")
     for place in spec.submodule_search_locations or () if spec is not None else ():
         for name, visibility in _TORCH_LIBRARIES:
-            with suppress(OSError):
-                ctypes.CDLL(str(Path(place) / "lib" / name), mode=visibility)
+            load(os.fsencode(Path(place) / "lib" / name), os.RTLD_NOW | visibility)
 
 
 @contextmanager

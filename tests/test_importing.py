@@ -100,8 +100,8 @@ def test_torch_is_linked_while_what_needs_none_is_imported() -> None:
         "mapped = 'libtorch_cpu.so' in Path('/proc/self/maps').read_text()\n"
         "print(mapped, 'torch' in sys.modules)\n"
         "beside = Beside(Clock.from_now())\n"
-        "import_torch(beside, with_transformers=False)\n"
-        "import_torch(beside, with_transformers=False)\n"
+        "import_torch(beside, with_transformers=True)\n"
+        "import_torch(beside, with_transformers=True)\n"
         "print(sys.modules['torch'].ones(2).sum().item(), [span.name for span in beside.spans()])\n"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
