@@ -4,7 +4,7 @@
 
 Every start is a new process. `--cold` drops the weights' files of `model.path` from the page cache before each. Prints
 minima and medians of the intervals that an overlap can change, and of the processor time; and, for each overlap, how
-much longer a start takes without it. Imports vary by far more than most overlaps gain, so look at `after imports`, which
+much longer a start takes without it. Imports vary by more than most overlaps gain, so look at `after imports`, which
 ends with the dummy data, and at `but imports`, which is the whole start, for what later stages gain (`kernels`, on a
 GPU); but `link torch` and `open device` run beside the imports.
 """
