@@ -8,9 +8,10 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from orchestrator import __version__
+from orchestrator.arguments import Parser
 from orchestrator.clock import Clock
 from orchestrator.commands import ended
 from orchestrator.errors import ConfigError
@@ -94,14 +95,9 @@ def _flags_for_hydra(arguments: argparse.Namespace) -> list[str]:
     return flags + details
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {message}; --help shows what there is\n")
-
-
 def _parser() -> argparse.ArgumentParser:
     """Hydra's flags, so that an override may stand before and after them."""
-    parser = _Parser(prog="python -m orchestrator", add_help=False, allow_abbrev=False)
+    parser = Parser(prog="python -m orchestrator", add_help=False, allow_abbrev=False)
     parser.add_argument("overrides", nargs="*")
     for names in (
         ("--help", "-h"),

@@ -20,6 +20,7 @@ LEVELS: dict[str, float] = {
     "events": 0,
     "clock": 0,
     "dotted": 0,
+    "arguments": 0,
     "signals": 0.5,
     "commands": 0.7,
     "watchdog": 0.5,

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
+from orchestrator.arguments import Parser, positive_seconds
 from orchestrator.bench.against import Other
 from orchestrator.bench.modes import COLD, KINDS, Mode
 from orchestrator.commands import ended
@@ -67,30 +66,15 @@ def _other(arguments: argparse.Namespace) -> Other | None:
     return Other(arguments.against, marks)
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {message}; --help shows what there is\n")
-
-
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text}: must be a number of 1 or more")
     return int(text)
 
 
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"{text}: must be a number above 0")
-    return seconds
-
-
 def _parser() -> argparse.ArgumentParser:
     kinds = "\n".join(f"  {name:<10} {what}" for name, what in KINDS.items())
-    parser = _Parser(
+    parser = Parser(
         prog="python -m orchestrator.bench",
         description="Whole starts in new processes, a round of every mode after the other, with a bare import of torch "
         "and the model's class in each round. Needs a machine that does nothing else.",
@@ -112,7 +96,11 @@ def _parser() -> argparse.ArgumentParser:
         "--mark", action="append", metavar="NAME=PATTERN", help="a line of its log that is waited for; may be repeated"
     )
     parser.add_argument(
-        "--timeout-s", type=_seconds, default=900.0, metavar="SECONDS", help="for each process (default: %(default)g)"
+        "--timeout-s",
+        type=positive_seconds,
+        default=900.0,
+        metavar="SECONDS",
+        help="for each process (default: %(default)g)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the JSON there, whatever is printed")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import fcntl
 import json
-import math
 import os
 import socket
 import subprocess
@@ -13,8 +12,9 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from orchestrator.arguments import Parser, seconds_or_none
 from orchestrator.errors import UserError
 from orchestrator.zygote.client import ask, run
 from orchestrator.zygote.place import Place, place_of
@@ -151,16 +151,6 @@ def _listening(place: Place) -> socket.socket:
     return listener
 
 
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 <= seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"{text}: must be a number of 0 or more")
-    return seconds
-
-
 def _fill_standard_descriptors() -> None:
     """What of 0 to 2 is closed would be given to the first file or socket that is opened, and that would become the
     input or output of a start."""
@@ -169,22 +159,17 @@ def _fill_standard_descriptors() -> None:
     os.close(descriptor)
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {message}; --help shows what there is\n")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="python -m orchestrator.zygote",
         description="The import server: a process that has imported what starts need, without a CUDA context. Starts "
         "are forked from it, one after the other or side by side. There is one for each Python and environment.",
     )
-    common = _Parser(add_help=False)
+    common = Parser(add_help=False)
     common.add_argument("--json", action="store_true", help="print JSON")
-    idle = _Parser(add_help=False)
+    idle = Parser(add_help=False)
     idle.add_argument(
-        "--idle-s", type=_seconds, default=_IDLE_S, metavar="SECONDS",
+        "--idle-s", type=seconds_or_none, default=_IDLE_S, metavar="SECONDS",
         help=f"end after so long without a start; 0: never (default: {_IDLE_S:g})",
     )  # fmt: skip
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
