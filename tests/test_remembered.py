@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.cache.folder import FOLDER_VARIABLE
 from orchestrator.compose import Composed, compose
-from orchestrator.compose.remembered import FOLDER_VARIABLE, compose_or_recall
+from orchestrator.compose.remembered import compose_or_recall
 from orchestrator.errors import ConfigError
 from orchestrator.registry import Registry
 

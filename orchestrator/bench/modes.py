@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator.cache.folder import FOLDER_VARIABLE
 from orchestrator.errors import ConfigError, near_miss
 
 COLD = "-cold"
@@ -65,4 +66,4 @@ class Mode:
         """Variables that this mode changes; `folder` is a new one."""
         if not self.is_first:
             return {}
-        return {"ORCHESTRATOR_CACHE": str(folder / "cache"), "TRITON_CACHE_DIR": str(folder / "triton")}
+        return {FOLDER_VARIABLE: str(folder / "cache"), "TRITON_CACHE_DIR": str(folder / "triton")}

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.cache.contents import Contents, Stored
+from orchestrator.cache.folder import usual_folder
 from orchestrator.cache.store import Cache
 from orchestrator.errors import UserError
 from orchestrator.units import format_size, parse_size
 
-_DEFAULT = "~/.cache/orchestrator"
 _DAY_S = 24 * 60 * 60
 _KEY_LETTERS = 12
 
@@ -45,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
         "makes lie in the same folder and are not touched.",
     )
     common = argparse.ArgumentParser(add_help=False)
-    default = os.environ.get("ORCHESTRATOR_CACHE", _DEFAULT)
+    default = usual_folder(os.environ)
     common.add_argument("--dir", default=default, metavar="FOLDER", help=f"cache.dir of the starts; here {default}")
     common.add_argument("--json", action="store_true", help="print JSON")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")

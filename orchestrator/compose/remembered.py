@@ -14,20 +14,19 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from orchestrator.cache.folder import usual_folder
 from orchestrator.compose import Composed, Draft, compose, validated
 from orchestrator.compose.folders import ConfigFolders
 from orchestrator.config import CacheConfig, Config
+from orchestrator.environment import version_of
 from orchestrator.records import redact
 from orchestrator.registry import Registry
 from orchestrator.sources import code_of, own_code
 
-FOLDER_VARIABLE, DEFAULT_FOLDER = "ORCHESTRATOR_CACHE", "~/.cache/orchestrator"
-"""As `conf/cache/disk.yaml` has them. A start whose `cache.dir` is another folder is not remembered."""
 _MOST = 64
 """Configurations kept; the oldest go first."""
 _RUN_DIR = re.compile(r"run\.dir=(/[\w./-]*)")
@@ -65,7 +64,7 @@ class _Asked:
     """A composition that can be remembered.
 
     Attributes:
-        folder: of the disk cache.
+        folder: of the disk cache; a start whose `cache.dir` is another one is not remembered.
         name: of the file: a hash of all that decides what is composed.
         run_dir: the one thing that is put into it afterwards, because it differs from start to start.
     """
@@ -93,11 +92,11 @@ class _Asked:
             "files": texts,
             "variables": {name: environment.get(name) for name in sorted(variables)},
             "code": [own_code(Path(__file__).parent), *code_of(Config)],
-            "versions": [_version(name) for name in ("hydra-core", "omegaconf")],
+            "versions": [version_of(name) for name in ("hydra-core", "omegaconf")],
             "plugins of Hydra": _hydra_plugins(),
         }
         name = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
-        folder = Path(environment.get(FOLDER_VARIABLE, DEFAULT_FOLDER)).expanduser()
+        folder = Path(usual_folder(environment)).expanduser()
         return cls(folder, name, found[0][1] if found else None)
 
     def recalled(self) -> dict[str, Any] | None:
@@ -164,10 +163,3 @@ def _hydra_plugins() -> list[list[Any]]:
     places = spec.submodule_search_locations if spec is not None else None
     found = (path for place in places or () for path in Path(place).rglob("*.py"))
     return sorted([str(path), path.stat().st_mtime_ns] for path in found)
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
