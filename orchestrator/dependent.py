@@ -6,7 +6,6 @@ The first is its parent; the other one is the sweep that the parent works for. T
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import select
@@ -14,17 +13,15 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 
-_DIES_WITH_PARENT = 1
-"""PR_SET_PDEATHSIG of the kernel."""
+from orchestrator.signals import end_with_parent
 
 
 def main(argv: Sequence[str]) -> int:
     """The exit code of the start."""
     askers, how, *arguments = argv
     parent, *sweep = map(int, askers.split(","))
-    if not (_end_with(parent) and all(map(_end_after, sweep))):
+    if not (end_with_parent(parent) and all(map(_end_after, sweep))):
         return 128 + signal.SIGTERM
     if how == "server":
         from orchestrator.zygote.__main__ import main as by_server
@@ -33,15 +30,6 @@ def main(argv: Sequence[str]) -> int:
     from orchestrator.__main__ import main as start
 
     return start(arguments)
-
-
-def _end_with(parent: int) -> bool:
-    """Ask the kernel for SIGTERM once the parent is gone; whether it is still there. Linux only; elsewhere nothing."""
-    if sys.platform != "linux":
-        return True
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGTERM)
-    return os.getppid() == parent
 
 
 def _end_after(pid: int) -> bool:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 from orchestrator.errors import Interrupted
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_DIES_WITH_PARENT = 1
+"""PR_SET_PDEATHSIG of the kernel."""
 
 
 class _Handler:
@@ -138,3 +142,12 @@ def _listen(receives: int, act: Callable[[Interrupted], None]) -> None:
 def _handler() -> _Handler | None:
     found = signal.getsignal(signal.SIGTERM)
     return found if isinstance(found, _Handler) else None
+
+
+def end_with_parent(parent: int) -> bool:
+    """Ask the kernel for SIGTERM once the parent is gone; whether it is still there. Linux only; elsewhere nothing."""
+    if sys.platform != "linux":
+        return True
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGTERM)
+    return os.getppid() == parent

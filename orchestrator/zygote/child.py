@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import importlib
 import json
@@ -19,10 +18,8 @@ from typing import Any
 from orchestrator.clock import Clock
 from orchestrator.errors import Interrupted
 from orchestrator.records import ImportServerRecord
-from orchestrator.signals import SIGNALS, interruptible
+from orchestrator.signals import SIGNALS, end_with_parent, interruptible
 
-_DIES_WITH_PARENT = 1
-"""PR_SET_PDEATHSIG of the kernel."""
 _MOST_BYTES = 1 << 20
 
 
@@ -68,8 +65,7 @@ def run(job: Job) -> int:
 def _become(job: Job) -> None:
     request = job.request
     os.setsid()
-    ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGTERM)
-    if os.getppid() != job.server.pid:
+    if not end_with_parent(job.server.pid):
         os._exit(1)
     for number, descriptor in enumerate(job.files):
         os.dup2(descriptor, number)
