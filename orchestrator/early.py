@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 
-from orchestrator.beside import Beside
+from orchestrator.beside import Beside, begin_or_do
 from orchestrator.config import Config
 from orchestrator.device.base import Device
 from orchestrator.events import Events
@@ -24,10 +24,9 @@ def import_torch(beside: Beside, *, with_transformers: bool) -> None:
     """Import it, while what needs no torch is imported if it is going to be needed."""
     if with_transformers and "torch" not in sys.modules:
         import_all([_WITHOUT_TORCH])
-        task = beside.begin("link torch", lambda _: link_torch())
+        linked = begin_or_do(beside, "link torch", link_torch)
         import_all([_OF_PYTHON_ALONE])
-        if task is not None:
-            task.result()
+        linked()
     import_all(["torch"])
 
 

@@ -17,6 +17,8 @@ from orchestrator.events import Events, SilentEvents
 from orchestrator.hub.fetch import Fetched, already_here, fetch, refuse_absent
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+GGUF, PICKLED = "*.gguf", ("*.bin", "*.pt", "*.pth")
+"""Files of weights that are not read."""
 _INSTEAD = "give model.path=/a/folder that holds the model"
 
 
@@ -235,9 +237,9 @@ def _ways(model: ModelConfig, make: Callable[[str], ModelMaker]) -> str:
 
 def refuse_missing_weights(folder: Path) -> CheckpointError:
     """Why a folder has no weights that could be read, as an error to raise."""
-    if any(folder.glob("*.gguf")):
+    if any(folder.glob(GGUF)):
         return CheckpointError(f"{folder}: holds GGUF files, which are not read; give the model in safetensors files")
-    pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
+    pickled = sorted(path.name for pattern in PICKLED for path in folder.glob(pattern))
     if pickled:
         return CheckpointError(
             f"{folder}: holds its weights only as pickles ({pickled[0]}), which are not read; convert it once with "

@@ -8,11 +8,12 @@ from typing import Any
 
 from orchestrator.config import Config, GpuSpec
 from orchestrator.errors import ConfigError
+from orchestrator.model_folder import GGUF, PICKLED
 from orchestrator.records import RunRecord
 
 LEFT_OUT = ("workspaces of convolutions", "temporary memory inside scans and reductions", "rounding of graphs")
 """What no plan counts: small beside the rest, and within its bound."""
-_WEIGHTS = ("*.safetensors", "*.gguf", "*.bin", "*.pt", "*.pth")
+_WEIGHTS = ("*.safetensors", GGUF, *PICKLED)
 """Of a model's folder, those that no start reads too: a plan of it is refused as the start would be."""
 
 

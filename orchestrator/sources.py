@@ -12,6 +12,7 @@ import orchestrator
 
 ROOMS = ("orchestrator", "conf", "plugins")
 """What a checkout consists of, tests apart; in an installation the first has all."""
+_ASIDE = {"tests", "__pycache__"}
 _SUFFIXES = {".py", ".yaml", ".toml", ".json"}
 
 
@@ -30,11 +31,8 @@ def sources_hash(root: Path | None = None) -> str:
     """Of every file of a checkout: package, configuration and plugins, tests apart. None: of what runs here."""
     rooms = ROOMS if root is not None or checkout() is not None else ROOMS[:1]
     place = root or installation()
-    digest = hashlib.sha256()
-    for path in sorted(path for room in rooms for path in (place / room).rglob("*")):
-        if path.suffix in _SUFFIXES and not {"tests", "__pycache__"} & set(path.relative_to(place).parts):
-            digest.update(path.relative_to(place).as_posix().encode() + b"\0" + _content(path))
-    return digest.hexdigest()
+    found = (path for room in rooms for path in (place / room).rglob("*") if path.suffix in _SUFFIXES)
+    return _digest(place, (path for path in found if not _ASIDE & set(path.relative_to(place).parts)))
 
 
 def own_code(package: Path | None = None) -> str:
@@ -73,7 +71,7 @@ def _digest(root: Path, files: Iterable[Path]) -> str:
             content = _content(file)
         except OSError:
             content = b"unreadable"
-        digest.update(f"{file.relative_to(root)}:{len(content)}:".encode() + content)
+        digest.update(file.relative_to(root).as_posix().encode() + b"\0" + content)
     return digest.hexdigest()
 
 
